@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,15 @@ def core_config(folder: Path) -> dict[str, Any]:
     }
 
 
-def write_sums(path: Path, num_rows: int) -> None:
+def write_sums(path: Path, num_rows: int, *, agents: Sequence[str] = AGENTS) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in sums(num_rows)))
+    path.write_text("".join(json.dumps(row) + "\n" for row in sums(num_rows, agents)))
 
 
-def sums(num_rows: int) -> Iterator[dict[str, Any]]:
+def sums(num_rows: int, agents: Sequence[str] = AGENTS) -> Iterator[dict[str, Any]]:
     """Yield rows of verl's schema; their agents alternate."""
     for index in range(num_rows):
-        agent = AGENTS[index % len(AGENTS)]
+        agent = agents[index % len(agents)]
         truth, question = str(7 * index + 11), f"What is {7 * index}+11?"
         partner = {"name": "checker", "ground_truth": truth} if agent == "interaction_agent" else None
         yield {

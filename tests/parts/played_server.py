@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ TESTS = Path(__file__).parents[1]
 CACHE_TOKENS = 16384
 STREAM_INTERVAL = 1
 JOIN_TIMEOUT_S = 60.0
+ORPHAN_S = 0.5
 
 Json = dict[str, Any]
 
@@ -41,6 +43,23 @@ def played_sglang(**arguments: Any) -> Json:
         "backend": "sglang",
         "sglang": {"python": sys.executable, "env": {"PYTHONPATH": path}, "args": arguments},
     }
+
+
+@dataclass(frozen=True)
+class PlayedServerLauncher:
+    """Starts this server as one process, without SGLang's guard around it."""
+
+    dtype: str = "float32"
+    api_key: str | None = field(default=None, repr=False)
+
+    def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
+        options = ["--host", host, "--port", str(port), "--dtype", self.dtype]
+        options += ["--weight-version", weight_version, "--parent-pid", str(os.getpid())]
+        options += ["--key-stdin"] if self.api_key else []
+        return [sys.executable, "-m", "parts.played_server", "--model-path", model_path, *options]
+
+    def environment(self) -> Mapping[str, str]:
+        return {"PYTHONPATH": str(TESTS)}
 
 
 class Refused(Exception):
@@ -562,9 +581,11 @@ def read_arguments(words: Sequence[str] | None = None) -> tuple[argparse.Namespa
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--random-seed", type=int, default=0)
     parser.add_argument("--hold-at-tokens", type=int)
+    parser.add_argument("--parent-pid", type=int)
+    parser.add_argument("--key-stdin", action="store_true")
     parser.add_argument("--config", type=Path)
     options = parser.parse_args(words)
-    key = None
+    key = sys.stdin.readline().rstrip("\n") if options.key_stdin else None
     if options.config is not None:
         key = json.loads(options.config.read_text().partition("api-key:")[2])
     return options, key
@@ -576,7 +597,15 @@ async def run(options: argparse.Namespace, key: str | None) -> None:
     async with front, asyncio.TaskGroup() as tasks:
         tasks.create_task(server.sample_forever())
         tasks.create_task(front.serve_forever())
+        while options.parent_pid in (None, os.getppid()):
+            await asyncio.sleep(ORPHAN_S)
+        os._exit(1)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    asyncio.run(run(*read_arguments(words)))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run(*read_arguments(words)))
+
+
+if __name__ == "__main__":
+    main()

@@ -170,9 +170,7 @@ def world(stage, **options):
     own = {"tools": (), "trajectory_timeout_s": 20.0, "environment_timeout_s": 5.0}
     options["agent"] = {**own, **options.get("agent", {})}
     plugins = [Counter, Counted, Ending, Partner, Double, Compared]
-    return stage.World(
-        script, plugins=plugins, **{"reward": {"sources": {"arithmetic": "counted"}}, **options}
-    )
+    return stage.World(script, plugins=plugins, **{"reward": {"sources": {"sums": "counted"}}, **options})
 
 
 # --------------------------------------------------------------------------------------------------- lifetime
@@ -332,7 +330,7 @@ def test_a_reward_in_a_process_sees_the_facts_and_nothing_else(looks):
 
 
 def test_rewards_of_a_group_compare_facts(stage):
-    compared = {"sources": {"arithmetic": "compared"}}
+    compared = {"sources": {"sums": "compared"}}
     group, _ = train_on(world(stage, reward=compared), task(stage), size=3)
     assert [t.reward for t in group.added] == [1.0] * 3
 

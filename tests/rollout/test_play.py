@@ -67,11 +67,9 @@ class Best(GroupReward):
         ]
 
 
-@pytest.mark.parametrize("reward", ["arithmetic", "best"])
+@pytest.mark.parametrize("reward", ["number", "best"])
 def test_what_has_not_ended_at_the_deadline_is_returned_as_timed_out(stage, reward):
-    world = stage.World(
-        lambda *_: "#### 42", plugins=[Slow, Best], reward={"sources": {"arithmetic": reward}}
-    )
+    world = stage.World(lambda *_: "#### 42", plugins=[Slow, Best], reward={"sources": {"sums": reward}})
     seconds = [1.0, math.inf, 2.0, 50.0]
     tasks = [
         stage.task(agent="slow", task_id=f"t:{i}", extra_info={"seconds": s}) for i, s in enumerate(seconds)
@@ -163,7 +161,7 @@ def test_validation_alone_uses_all_slots(stage):
 
 
 def test_validation_has_rewards_and_tools_of_its_own(stage):
-    own = Validating(tools=(), reward=RewardConfig(timeout_s=math.inf, sources={"arithmetic": "gsm8k"}))
+    own = Validating(tools=(), reward=RewardConfig(timeout_s=math.inf, sources={"sums": "evenness"}))
     world = stage.World(lambda *_: "#### 42", validation=own)
     rows = Rows([stage.task()])
     kept: list = []
@@ -176,10 +174,10 @@ def test_validation_has_rewards_and_tools_of_its_own(stage):
 
     (validated,) = world.run(main)
     (trained,) = kept
-    assert "reward/arithmetic" in trained.metrics
-    assert "reward/gsm8k" not in trained.metrics
-    assert "reward/gsm8k" in validated.metrics
-    assert "reward/arithmetic" not in validated.metrics
+    assert "reward/number" in trained.metrics
+    assert "reward/evenness" not in trained.metrics
+    assert "reward/evenness" in validated.metrics
+    assert "reward/number" not in validated.metrics
     assert "calculator" in world.chat.decode(trained.token_ids.tolist())
     assert "calculator" not in world.chat.decode(validated.token_ids.tolist())
 
@@ -216,7 +214,7 @@ async def _keep(kept: list, trajectories, nursery: trio.Nursery) -> None:
 
 
 def test_accuracy_is_of_the_own_reward_whatever_terms_take_from_the_sum(stage):
-    reward = {"sources": {"arithmetic": "plain"}, "terms": {"penalty": {"weight": 1.0}}}
+    reward = {"sources": {"sums": "plain"}, "terms": {"penalty": {"weight": 1.0}}}
     world = stage.World(lambda *_: "#### 42", plugins=[Plain, Penalty], reward=reward)
     (trajectory,) = world.play(stage.task())
     assert trajectory.reward == -1.0
