@@ -413,6 +413,7 @@ class PlayedServer:
     def server_info(self, body: Json) -> Json:
         return {
             "dtype": self.arguments["dtype"],
+            "is_paused": self.is_paused,
             "version": "0.5.23",
             "device": "cpu",
             "quantization": None,

@@ -16,8 +16,9 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import load_plugins
 from agentrl.rollout.conversation_line import PromptLimits
-from agentrl.testing import Raw, ScriptedModel, Stage, tiny_chat
 from agentrl.types import Message, Task, Trajectory
+from parts.rewards import Checker, Evenness, Number
+from parts.scripted import Raw, ScriptedModel, Stage, tiny_chat
 
 Script = Callable[[int, str], str]
 

@@ -5,50 +5,13 @@ or refuse all of it.
 import pytest
 from pydantic import ValidationError
 
-from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import LoRAConfig, ModelConfig
-from agentrl.config.rollout import EmbeddedServerConfig, SGLangServerConfig
+from agentrl.config.model import LoRAConfig
+from agentrl.config.rollout import SGLangServerConfig
 from agentrl.config.schema import Config
-from agentrl.extras.embedded.launch import EmbeddedServer
-from agentrl.learner.learner import LearnerSpec
 from agentrl.servers.launch import SGLangServer
-from agentrl.servers.supervisor import Supervisor
-from parts.learner import lone_learner, update_once, write_tiny_model
 
 VOCABULARY = 61
 LORA = LoRAConfig(rank=3, alpha=6.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapter")
-    write_tiny_model(folder / "base", VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def learner(folder):
-    """A learner whose adapter has learned something; `train` makes one more update."""
-    optimizer = OptimizerConfig(lr=1e-2)
-    model = ModelConfig(path=str(folder / "base"), lora=LORA)
-    spec = LearnerSpec(model, LearnerConfig(optimizer=optimizer), AlgorithmConfig(), "decoupled", 3, 1.0, 20)
-    with lone_learner(spec) as one:
-        update_once(one, VOCABULARY)
-        yield one
-
-
-def start(folder, log, **options):
-    supervisor = Supervisor(
-        EmbeddedServer(EmbeddedServerConfig(**options), "float32"),
-        log_file=log,
-        start_timeout_s=120,
-        max_restarts=3,
-    )
-    return supervisor, supervisor.start(str(folder / "base"), "default")
-
-
-# ----------------------------------------------------------------------------------------------------- config
 
 
 def config_of(*, lora, path="/m", baselines=None, **rollout):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -92,3 +94,10 @@ def test_gsm8k_of_the_shared_folder(tmp_path: Path):
     data = dataset([str(tmp_path / "train.parquet"), str(tmp_path / "test.parquet")], shuffle=True)
     assert len(data) == 7473 + 1319
     assert {data.task(position).data_source for position in range(0, len(data), 500)} == {"openai/gsm8k"}
+
+
+def test_building_data_needs_no_torch_no_ray_no_transformers():
+    rooms = ", ".join(f"agentrl.extras.datatools.{name}" for name in ("command", "convert", "pairs", "show"))
+    code = f"import sys, {rooms}; print({{'torch', 'ray', 'transformers'}} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "set()"
