@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,8 +106,6 @@ def output_of(process: subprocess.Popen[str], timeout_s: float) -> str:
     Raises:
         AssertionError: it failed, or took too long.
     """
-    import signal
-
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -116,7 +114,3 @@ def output_of(process: subprocess.Popen[str], timeout_s: float) -> str:
         raise AssertionError(f"not within {timeout_s} s:\n{output}") from None
     assert process.returncode == 0, output
     return output
-
-
-def without_options(words: Sequence[str]) -> list[str]:
-    return [word for word in words if not word.startswith("-")]
