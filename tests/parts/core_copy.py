@@ -92,6 +92,9 @@ def _install(core: CoreCopy) -> None:
         if "agentrl" not in entry.name and entry.suffix != ".pth":
             (site / entry.name).symlink_to(entry)
     (site / "core.pth").write_text(f"{core.folder}\n")
+    command = core.python.with_name("agentrl")
+    command.write_text(f"#!{core.python}\nfrom agentrl.cli import main\n\nmain()\n")
+    command.chmod(0o755)
     write_metadata = [str(core.python), "-c", "import setuptools; setuptools.setup()", "-q", "egg_info"]
     subprocess.run(write_metadata, cwd=core.folder, check=True, timeout=120, stdout=sys.stderr)
 
