@@ -595,6 +595,7 @@ def read_arguments(words: Sequence[str] | None = None) -> tuple[argparse.Namespa
 async def run(options: argparse.Namespace, key: str | None) -> None:
     server = PlayedServer(options.model_path, options.weight_version, arguments=vars(options))
     front = await asyncio.start_server(Front(server, key).serve, options.host, options.port)
+    print(f"listening on http://{options.host}:{options.port}", flush=True)
     async with front, asyncio.TaskGroup() as tasks:
         tasks.create_task(server.sample_forever())
         tasks.create_task(front.serve_forever())

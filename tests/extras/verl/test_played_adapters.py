@@ -11,6 +11,8 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import DataError
 from agentrl.types import Outcome
+from parts.rollout_stage import chat as chat
+from parts.rollout_stage import stage as stage
 
 SERVER = Path(__file__).parents[2] / "parts" / "mcp_server.py"
 TOOLS = """
