@@ -56,7 +56,7 @@ def sums(num_rows: int, agents: Sequence[str] = AGENTS) -> Iterator[dict[str, An
     for index in range(num_rows):
         agent = agents[index % len(agents)]
         truth, question = str(7 * index + 11), f"What is {7 * index}+11?"
-        partner = {"name": "corrector", "ground_truth": truth} if agent == "interaction_agent" else None
+        partner = {"name": "tutor", "ground_truth": truth} if agent == "interaction_agent" else None
         yield {
             "data_source": SOURCE,
             "prompt": [{"role": "user", "content": question}],

@@ -46,10 +46,10 @@ class Evenness(Reward):
         return RewardResult(float(len(attempt.response_text) % 2 == 0))
 
 
-class Corrector(Interaction):
+class Tutor(Interaction):
     """Says whether the number is right until it is; each turn earns 1 for the right one, else 0."""
 
-    name: ClassVar[str] = "corrector"
+    name: ClassVar[str] = "tutor"
     runtime = "trio"
 
     async def start(self, *, ground_truth: Any = None, **_: Any) -> None:

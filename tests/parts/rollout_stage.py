@@ -17,7 +17,7 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import load_plugins
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.types import Message, Task, Trajectory
-from parts.rewards import Corrector, Evenness, Number
+from parts.rewards import Evenness, Number, Tutor
 from parts.scripted import Raw, ScriptedModel, Stage, tiny_chat
 
 Script = Callable[[int, str], str]
@@ -33,7 +33,7 @@ def scripted_client(chat: Chat, script: Script, **options) -> ScriptedModel:
 
 
 SOURCE = "sums"
-OWN = (Number, Evenness, Corrector)
+OWN = (Number, Evenness, Tutor)
 
 
 def stage_rewards(**reward) -> RewardConfig:

@@ -159,9 +159,7 @@ def test_context_that_does_not_fit_is_not_appended(stage):
 
 
 def test_a_turn_cut_by_its_own_limit_is_closed_and_the_talk_goes_on(stage):
-    task = stage.task(
-        agent="interaction_agent", interaction_kwargs={"name": "corrector", "ground_truth": "42"}
-    )
+    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(
         lambda turn, _: "well, let me think" if turn == 0 else "#### 42", agent={"max_turn_tokens": 8}
     )
@@ -369,9 +367,7 @@ def test_asyncio_tools_are_guests(stage):
 
 
 def test_the_partner_is_heard_until_it_is_done(stage):
-    task = stage.task(
-        agent="interaction_agent", interaction_kwargs={"name": "corrector", "ground_truth": "42"}
-    )
+    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(lambda turn, _: f"#### {40 + turn}")
     (trajectory,) = world.play(task)
     assert [m.content for m in trajectory.messages] == [
@@ -388,22 +384,20 @@ def test_the_partner_is_heard_until_it_is_done(stage):
 
 
 def test_turn_rewards_lie_on_the_last_token_of_their_turn(stage):
-    task = stage.task(
-        agent="interaction_agent", interaction_kwargs={"name": "corrector", "ground_truth": "42"}
-    )
+    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(lambda turn, _: f"#### {41 + turn}", reward={"interaction_reward_weight": 0.5})
     (trajectory,) = world.play(task)
     first, second, final = trajectory.rewards
     ends = [int(np.flatnonzero(trajectory.turn_ids == turn)[-1]) for turn in (0, 1)]
     assert [(e.name, e.value, e.position) for e in (first, second)] == [
-        ("interaction/corrector", 0.0, ends[0]),
-        ("interaction/corrector", 0.5, ends[1]),
+        ("interaction/tutor", 0.0, ends[0]),
+        ("interaction/tutor", 0.5, ends[1]),
     ]
     assert (final.value, final.position) == (1.0, ends[1])
 
 
 def test_a_tool_agent_plays_the_partner_of_its_row(stage):
-    task = stage.task(interaction_kwargs={"name": "corrector", "ground_truth": "42"})
+    task = stage.task(interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(lambda turn, _: ["#### 1", stage.call(), "#### 42"][turn])
     (trajectory,) = world.play(task)
     assert [m.role for m in trajectory.messages] == [
@@ -419,7 +413,7 @@ def test_a_tool_agent_plays_the_partner_of_its_row(stage):
 
 @pytest.mark.parametrize("agent", ["tool_agent", "interaction_agent"])
 def test_the_turn_limit_is_an_outcome(stage, agent):
-    task = stage.task(agent=agent, interaction_kwargs={"name": "corrector", "ground_truth": "42"})
+    task = stage.task(agent=agent, interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(
         lambda *_: stage.call() if agent == "tool_agent" else "#### 1", agent={"max_turns": 3}
     )
