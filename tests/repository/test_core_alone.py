@@ -32,9 +32,8 @@ print(json.dumps(found))
 """
 REGISTERED = """
 import json
-from importlib.metadata import entry_points
-groups = ("agentrl", "console_scripts", "pytest11")
-print(json.dumps([entry.value for entry in entry_points() if entry.group.startswith(groups)]))
+from importlib.metadata import distributions
+print(json.dumps([entry.value for package in distributions() for entry in package.entry_points]))
 """
 
 
