@@ -32,6 +32,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
+GUARD = ("-P", __file__)
+"""Arguments of Python that run this file; its folder, with modules such as `types`, is not searched."""
+
 _WATCH_INTERVAL_S = 0.5
 _LAST_WORDS_S = 1.0
 _CLEAN_UP_S = 5.0

@@ -209,8 +209,8 @@ def test_every_call_is_shown_with_its_answer_also_one_that_could_not_be_read() -
         Message("tool", "!", tool_call_id="b"),
     )
     written = [write_message(message) for message in messages]
-    body = json.dumps({"model": "m", "messages": written}).encode()
-    assert [call["id"] for call in body["messages"][1]["tool_calls"]] == ["a", "b"]
+    assert [call["id"] for call in written[1]["tool_calls"]] == ["a", "b"]
+    assert [message.get("tool_call_id") for message in written[2:]] == ["a", "b"]
 
 
 def test_the_names_of_models() -> None:

@@ -15,11 +15,9 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.figures.trajectory_metrics import is_correct, summarise_trajectories
 from agentrl.plugins import AgentLoop, Attempted, GroupReward, Reward, RewardResult
-from agentrl.ports import ReservedPort
 from agentrl.rollout.player_stack import Validating
 from agentrl.rollout.worker import RolloutSettings
 from agentrl.types import Failure, Lease, Outcome
-from parts.guests import ByChat, guest
 
 SAMPLING = EvalConfig(temperature=1.0)
 
@@ -180,32 +178,6 @@ def test_validation_has_rewards_and_tools_of_its_own(stage):
     assert "reward/number" not in validated.metrics
     assert "calculator" in world.chat.decode(trained.token_ids.tolist())
     assert "calculator" not in world.chat.decode(validated.token_ids.tolist())
-
-
-def test_training_and_validation_listen_on_the_same_port(stage, request):
-    """A second gateway in the process would find the configured port taken."""
-
-    async def program(endpoint, task) -> None:
-        async with ByChat(endpoint, None, is_stream=False) as client:
-            client.say("a")
-            await client.ask()
-
-    reserved = ReservedPort()
-    request.addfinalizer(reserved.release)
-    own = Validating(tools=(), reward=RewardConfig())
-    agent = {"tools": (), "gateway": {"port": reserved.number}}
-    world = stage.World(lambda *_: "#### 42", plugins=[guest(program)], validation=own, agent=agent)
-    task = stage.task(agent="guest")
-    rows, kept = Rows([task]), []
-
-    async def main(manager):
-        async with trio.open_nursery() as nursery:
-            rows.add = lambda trajectories: _keep(kept, trajectories, nursery)
-            nursery.start_soon(manager.run, rows, rows)
-        return await manager.play(world.leases([task], 1), SAMPLING)
-
-    played = [*world.run(main, real_time=True), *kept]
-    assert [(t.outcome, t.failure) for t in played] == [(Outcome.COMPLETED, None)] * 2
 
 
 async def _keep(kept: list, trajectories, nursery: trio.Nursery) -> None:
