@@ -29,7 +29,7 @@ from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.tracking.metrics import PhaseTimer
 from agentrl.tracking.watchdog import Watchdog
-from parts.core_world import SOURCE, write_sums
+from parts.core_world import PLUGINS, SOURCE, write_sums
 
 PLUGIN = """
 import time
@@ -70,7 +70,7 @@ class Standstill:
             model={"path": str(folder / "model")},
             agent={"plugins": [str(folder / "stuck.py")], "tools": ["stuck"], "tool_timeout_s": 600.0},
             rollout={"group_size": 1, "max_concurrent_trajectories": 2},
-            reward={"sources": {SOURCE: "unscored"}},
+            reward={"sources": {SOURCE: f"{PLUGINS}:Number"}},
             algorithm={"singleton": "raw"},
             buffer={"groups_per_step": 1, "max_staleness": 1},
             trainer={"steps": 4},

@@ -29,7 +29,9 @@ class Number(Reward):
 
     def check(self, task: Task) -> None:
         if not str(task.ground_truth).lstrip("-").isdecimal():
-            raise DataError(f"task {task.task_id}: no number to compare with")
+            raise DataError(
+                f"task {task.task_id}: the ground truth must be a number, is {task.ground_truth!r}"
+            )
 
     def score(self, attempt: Attempted) -> RewardResult:
         is_right = float(stated(attempt.answer) == str(attempt.task.ground_truth))

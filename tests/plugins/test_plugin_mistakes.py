@@ -373,7 +373,7 @@ def test_what_is_no_function(text, words):
     [
         ({"prompt": "1+1"}, "field 'prompt': must be a list of {role, content}, is '1+1'"),
         ({"prompt": [{"content": "1+1"}]}, "field 'prompt[0].role': must be one of"),
-        ({"reward_model": None}, "no number to compare with"),
+        ({"reward_model": None}, "the ground truth must be a number, is None"),
         ({"data_source": "arithmatic"}, "no reward for data_source 'arithmatic'"),
         ({"agent_name": "tool_agnt"}, "unknown agent 'tool_agnt'"),
         ({"extra_info": {"tools_kwargs": {"calculater": {}}}}, "unknown tool 'calculater'"),

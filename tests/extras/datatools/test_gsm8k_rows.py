@@ -86,7 +86,7 @@ def test_gsm8k_without_its_source_or_with_a_broken_line(tmp_path: Path):
 
 
 def test_gsm8k_of_the_shared_folder(tmp_path: Path):
-    shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+    shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).resolve().parents[4] / "shared"))
     source = shared / "data" / "gsm8k"
     if not source.is_dir() and os.environ.get("CI") != "true":
         pytest.skip(f"{source} does not exist: set AGENTRL_SHARED to the folder that holds data/gsm8k")

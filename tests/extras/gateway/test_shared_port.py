@@ -5,11 +5,11 @@ from __future__ import annotations
 import trio
 
 from agentrl.config.evaluation import EvalConfig
-from agentrl.config.reward import RewardConfig
 from agentrl.ports import ReservedPort
 from agentrl.rollout.player_stack import Validating
 from agentrl.types import Lease, Outcome
 from parts.guests import ByChat, guest
+from parts.rollout_stage import stage_rewards
 
 SAMPLING = EvalConfig(temperature=1.0)
 
@@ -53,7 +53,7 @@ def test_training_and_validation_listen_on_the_same_port(stage, request):
 
     reserved = ReservedPort()
     request.addfinalizer(reserved.release)
-    own = Validating(tools=(), reward=RewardConfig())
+    own = Validating(tools=(), reward=stage_rewards())
     agent = {"tools": (), "gateway": {"port": reserved.number}}
     world = stage.World(lambda *_: "#### 42", plugins=[guest(program)], validation=own, agent=agent)
     task = stage.task(agent="guest")

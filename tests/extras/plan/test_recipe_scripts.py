@@ -14,7 +14,7 @@ from agentrl.cli.app import app
 from agentrl.config.compose import load_config
 from agentrl.extras.plan.explain import find_warnings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "configs" / "recipes"
 RECIPES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 SCRIPTS = sorted(file.stem.removeprefix("run_") for file in FOLDER.glob("run_*.sh"))

@@ -11,6 +11,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import DataError
 from agentrl.types import Outcome
+from parts.rewards import Number
 from parts.rollout_stage import chat as chat
 from parts.rollout_stage import stage as stage
 
@@ -35,6 +36,7 @@ INTERACTIONS = (
 def open_world(stage, script, *, agent: dict, **options):
     world = stage.World(script, agent={"tools": (), **agent}, **options)
     world.plugins = open_plugins(world.agent)
+    world.plugins.rewards.add(Number)
     return world
 
 
