@@ -200,6 +200,7 @@ import torch
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.model import outline_module
+from parts.played_server import played_sglang
 
 for library in (None, sys.argv[2]):
     model = ModelConfig(path=sys.argv[1], external_lib=library)
@@ -263,8 +264,8 @@ def test_a_policy_that_cannot_be_trained_is_refused_before_anything_starts(tmp_p
     }
     kind.from_config(Qwen2Config(**sizes, intermediate_size=8)).save_pretrained(tmp_path / "model")
     model = {"path": str(tmp_path / "model"), "dtype": dtype}
-    config = Config.model_validate({"model": model, "trainer": {"run_dir": str(tmp_path / "run")}})
-    with pytest.raises(ConfigError, match=f"^{message}"), open_run(config):
+    sections = {"model": model, "rollout": played_sglang(), "trainer": {"run_dir": str(tmp_path / "run")}}
+    with pytest.raises(ConfigError, match=f"^{message}"), open_run(Config.model_validate(sections)):
         pass
     assert not (tmp_path / "run").exists()
 
