@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError
 from agentrl.offline.supervised_loop import model_with_tokenizer
 from agentrl.plugins.sources import import_source
 from parts.hub import Repository, ask_in_process, hub_with
+from parts.played_server import played_sglang
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "fedcba9876543210fedcba9876543210fedcba98"
@@ -200,7 +201,6 @@ import torch
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.model import outline_module
-from parts.played_server import played_sglang
 
 for library in (None, sys.argv[2]):
     model = ModelConfig(path=sys.argv[1], external_lib=library)
