@@ -76,7 +76,7 @@ def named_plugins(agent: AgentConfig, reward: RewardConfig, validation: EvalConf
 
 def _rewards(reward: RewardConfig, validation: EvalConfig) -> Iterator[tuple[str, str]]:
     """Yield the key and the name of every reward."""
-    yield from ((f"reward.sources.{source}", name) for source, name in reward.chosen_sources.items())
+    yield from ((f"reward.sources.{source}", name) for source, name in reward.chosen_sources().items())
     yield from ((f"eval.rewards.{source}", name) for source, name in validation.rewards.items())
     yield from ((f"reward.terms.{name}", term.reward or name) for name, term in reward.terms.items())
 

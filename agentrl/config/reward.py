@@ -126,7 +126,6 @@ class RewardConfig(Section):
         object.__setattr__(self, "sources", {**type(self).model_fields["sources"].default, **self.sources})
         return self
 
-    @property
     def chosen_sources(self) -> dict[str, str]:
-        """`sources` without the presets, whose rewards may be of a package that is not installed."""
+        """Return `sources` without the presets, whose rewards may be of a package that is not installed."""
         return {source: name for source, name in self.sources.items() if REWARD_PRESETS.get(source) != name}

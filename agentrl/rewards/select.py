@@ -58,7 +58,7 @@ class RewardTable:
         self._by_reward: dict[str, Term] = {}
         self._names: dict[str, str | None] = {}  # data source -> its reward
         self._beside: dict[str, list[Term]] = {}  # data source -> the terms that apply to it
-        for source, name in config.chosen_sources.items():
+        for source, name in config.chosen_sources().items():
             with concerning(f"reward.sources.{source}"):
                 if function_reference(name) is None:
                     plugins.rewards.resolve(name)
@@ -81,10 +81,10 @@ class RewardTable:
             self._names[task.data_source] = reward_of(task.data_source, self._config.sources)
         name = self._names[task.data_source]
         if name is None:
-            known = ", ".join(sorted(self._config.sources))
             raise DataError(
-                f"task {task.task_id}: no reward for data_source {task.data_source!r}; known: {known} "
-                "(add it to reward.sources, or set reward.custom_function.path)"
+                f"task {task.task_id}: no reward for data_source {task.data_source!r}; known: "
+                f"{', '.join(sorted(self._config.sources))} (add it to reward.sources, or set "
+                "reward.custom_function.path)"
             )
         return self._own_term(name)
 

@@ -19,10 +19,10 @@ import trio
 import yaml
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from agentrl import guard
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig, SGLangServerConfig
 from agentrl.errors import ServerError
-from agentrl.guard import GUARD
 from agentrl.servers.attached import AttachedServer
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.health import ServerWatchdog, generates
@@ -325,7 +325,9 @@ def check_that_it_ends_with(starter):
 
 def test_the_guard_runs_where_nothing_was_imported_before():
     """Its folder has a module `types`, which must not be taken for that of the standard library."""
-    subprocess.run([sys.executable, "-S", *GUARD, "--help"], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-S", "-P", guard.__file__, "--help"], check=True, capture_output=True, timeout=60
+    )
 
 
 def test_the_guard_takes_its_command_down_with_the_starter(tmp_path):

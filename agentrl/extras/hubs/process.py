@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import agentrl.guard
 from agentrl.errors import DataError, EnvironmentFailed
 from agentrl.extras.hubs.shared import shared
-from agentrl.guard import GUARD
 from agentrl.plugins.blame import RaisedElsewhere
 from agentrl.types import Failure, JsonObject
 
@@ -244,7 +244,7 @@ class _Life:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         program = self._program
-        guard = [*GUARD, "--parent-pid", str(os.getpid()), "--whole-tree", "--"]
+        guard = ["-P", agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--whole-tree", "--"]
         return await asyncio.create_subprocess_exec(
             *(sys.executable, *guard, program.python, str(INSIDE / program.script)),
             stdin=asyncio.subprocess.PIPE,

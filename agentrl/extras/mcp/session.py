@@ -22,9 +22,9 @@ from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult
 
+import agentrl.guard
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import ToolError
-from agentrl.guard import GUARD
 from agentrl.plugins.variables import clean_environment, header_values
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class MCPSession:
     @asynccontextmanager
     async def _stdio(self) -> AsyncIterator[Any]:
         # The guard kills the server's process group when this process is gone, even if it was killed.
-        guard = [*GUARD, "--parent-pid", str(os.getpid()), "--"]
+        guard = ["-P", agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--"]
         passed = clean_environment(self._config.pass_env, key=f"agent.mcp_servers.{self._name}.pass_env")
         server = StdioServerParameters(
             command=sys.executable, args=[*guard, *self._config.command], env=passed | self._config.env
