@@ -125,7 +125,3 @@ class RewardConfig(Section):
     def _keep_presets(self) -> RewardConfig:
         object.__setattr__(self, "sources", {**type(self).model_fields["sources"].default, **self.sources})
         return self
-
-    def chosen_sources(self) -> dict[str, str]:
-        """Return `sources` without the presets, whose rewards may be of a package that is not installed."""
-        return {source: name for source, name in self.sources.items() if REWARD_PRESETS.get(source) != name}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import trio
 
-from agentrl.config.reward import RewardConfig
+from agentrl.config.reward import REWARD_PRESETS, RewardConfig
 from agentrl.errors import AgentRLError, ConfigError, DataError, PluginError, concerning
 from agentrl.plugins import Attempted, Plugins, Reward, RewardResult
 from agentrl.plugins.rewards import AnyReward, RunsIn, Scope
@@ -58,7 +58,7 @@ class RewardTable:
         self._by_reward: dict[str, Term] = {}
         self._names: dict[str, str | None] = {}  # data source -> its reward
         self._beside: dict[str, list[Term]] = {}  # data source -> the terms that apply to it
-        for source, name in config.chosen_sources().items():
+        for source, name in sorted(config.sources.items() - REWARD_PRESETS.items()):
             with concerning(f"reward.sources.{source}"):
                 if function_reference(name) is None:
                     plugins.rewards.resolve(name)

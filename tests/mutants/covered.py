@@ -32,6 +32,7 @@ JOURNAL = (
     "buffer/test_journal_file.py",
     "buffer/test_journal.py",
     "buffer/test_journal_damage.py",
+    "extras/research/test_audited_damage.py",
     "buffer/test_buffer.py",
     "buffer/test_buffer_actor.py",
     "extras/research/test_audit_run.py",
@@ -104,6 +105,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "agentrl/buffer": (
         *LEDGER,
         "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
         "buffer/test_buffer_actor.py",
         "extras/research/test_audit_run.py",
     ),
@@ -171,6 +173,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "buffer/test_training_buffer.py",
         "buffer/test_buffer_actor.py",
         "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
         "buffer/test_late_rows.py",
     ),
     "agentrl/buffer/audit.py": (
@@ -178,16 +181,22 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "buffer/test_journal.py",
         "extras/research/test_audit_run.py",
         "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
     ),
     "agentrl/buffer/buffer.py": (
         *LEDGER,
         "buffer/test_curriculum.py",
         "buffer/test_late_rows.py",
         "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
         "extras/research/test_audit_run.py",
         "rollout/test_manager.py",
     ),
-    "agentrl/buffer/checksums.py": ("buffer/test_journal_damage.py", "buffer/test_journal.py"),
+    "agentrl/buffer/checksums.py": (
+        "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
+        "buffer/test_journal.py",
+    ),
     "agentrl/buffer/curriculum.py": (
         "buffer/test_curriculum.py",
         "buffer/test_curriculum_buffer.py",
