@@ -16,7 +16,7 @@ BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logpro
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart smollm test test-slow test-sglang test-gpu lint type bench soak docs templates mutants clean
+.PHONY: help setup quickstart smollm test test-extras test-slow test-sglang test-gpu lint type bench soak docs templates mutants clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,8 +82,13 @@ $(SMOLLM)/model/config.json: | setup
 
 # Much of the time goes into waiting for servers and for Ray to start: four processes keep two cores busy. A file's tests stay together,
 # for they share what it started; the files keep their order, in which the long ones are not the last.
-test: setup ## run the tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
-	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang and not gpu" $(ARGS)
+QUICK_TESTS = $(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang and not gpu"
+
+test: setup ## run the core's tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
+	$(QUICK_TESTS) --ignore tests/extras $(ARGS)
+
+test-extras: setup ## run those of the extras, in agentrl/extras
+	$(QUICK_TESTS) -o testpaths=tests/extras $(ARGS)
 
 # Each of them trains for minutes, most of the time on one core. Those on a real SGLang belong to `test-sglang`.
 test-slow: setup ## run the tests that take minutes

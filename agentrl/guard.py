@@ -11,6 +11,8 @@ With --whole-tree, nothing that the command started outlives it, not even what h
 When the parent dies, the command first gets a moment: the end of its input tells it. SIGTERM to the guard
 alone kills all of it at once.
 
+If it is run by its file, Python needs -P: the file's folder has a module `types`, which must not be found.
+
 With --then-kill and no command, it only waits for the parent's death, and kills these processes if they have
 not ended soon after.
 """

@@ -2,7 +2,7 @@
 
 Both sides compute in one process, in float64: `--verl` names the site-packages of an environment with verl
 0.9.1 and the torch of this one. The log-probabilities and settings are those of
-tests/learner/test_verl_mathematics.py; without `--verl`, its formulas stand in for verl's functions.
+tests/extras/verl/test_verl_mathematics.py; without `--verl`, its formulas stand in for verl's functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import Config
 from agentrl.learner.ranks import join_ranks, leave_ranks
-from learner import test_verl_mathematics as cases
+from extras.verl import test_verl_mathematics as cases
 from parts.learner import reserved_port
 
 AGGREGATIONS = (*cases.AGGREGATIONS, "token-sum")

@@ -53,51 +53,6 @@ def mock_clock() -> MockClock:
     return MockClock(autojump_threshold=0)
 
 
-@pytest.fixture(scope="session")
-def s3_server():
-    """A real S3 server, one for the session: see `s3`."""
-    from parts.s3_server import S3Server, create_bucket
-
-    server = S3Server()
-    create_bucket(server)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def s3(s3_server, monkeypatch, tmp_path):
-    """The S3 server, which the test finds by its environment; its `url` is a folder of the test's own."""
-    from agentrl.extras.storage import storage
-
-    for name, value in {**s3_server.environment(), "AGENTRL_CACHE": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
-    storage.file_system.cache_clear()
-    yield s3_server.for_test()
-    storage.file_system.cache_clear()
-
-
-@pytest.fixture(scope="session")
-def gcs_server():
-    """A server of Google Cloud Storage's protocol, one for the session: see `gcs`."""
-    from parts.gcs_server import gcs_server
-
-    with gcs_server() as address:
-        yield address
-
-
-@pytest.fixture
-def gcs(gcs_server, monkeypatch, tmp_path):
-    """The URL of a folder of the test's own on that server, which the test finds by its environment."""
-    from agentrl.extras.storage import storage
-    from parts.gcs_server import BUCKET
-
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
-    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
-    storage.file_system.cache_clear()
-    yield f"gs://{BUCKET}/{tmp_path.name}"
-    storage.file_system.cache_clear()
-
-
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an async test in trio."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
@@ -119,5 +74,5 @@ settings.register_profile("agentrl", derandomize=True, deadline=None)
 settings.register_profile("more", derandomize=True, deadline=None, max_examples=1000)
 settings.load_profile("agentrl")
 
-collect_ignore = ["plugins/third_party_package"]
+collect_ignore = ["extras/testing/third_party_package"]
 """Its tests run where it is installed: see test_third_party.py."""

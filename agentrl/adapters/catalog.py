@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
-from agentrl.config.reward import RewardConfig
+from agentrl.config.reward import REWARD_PRESETS, RewardConfig
 from agentrl.errors import PluginError, concerning
 from agentrl.plugins import Plugins, Registry, Tool, load_plugins
 from agentrl.plugins.loaded import of_environment
@@ -76,7 +76,9 @@ def named_plugins(agent: AgentConfig, reward: RewardConfig, validation: EvalConf
 
 def _rewards(reward: RewardConfig, validation: EvalConfig) -> Iterator[tuple[str, str]]:
     """Yield the key and the name of every reward."""
-    yield from ((f"reward.sources.{source}", name) for source, name in reward.sources.items())
+    # The rewards of presets may be of a package that is not installed.
+    chosen = sorted(reward.sources.items() - REWARD_PRESETS.items())
+    yield from ((f"reward.sources.{source}", name) for source, name in chosen)
     yield from ((f"eval.rewards.{source}", name) for source, name in validation.rewards.items())
     yield from ((f"reward.terms.{name}", term.reward or name) for name, term in reward.terms.items())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.algorithms.rules import ClipConfig, WeightRule
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.config.losses import Loss, Sees, Selection
+from agentrl.config.losses import Loss, Sees, TokenSelection
 
 FUNCTIONS = "agentrl.algorithms.policy_losses"
 SEQUENCES = "sequence_mean_token_mean"
@@ -154,7 +154,7 @@ CLIP_COV = Loss(
     options=_clip_dual,
     keys="clip_cov",
     sees="token",
-    selects=lambda a: Selection(a.clip_cov.share, "chance", a.clip_cov.lower, a.clip_cov.upper),
+    selects=lambda a: TokenSelection(a.clip_cov.share, "chance", a.clip_cov.lower, a.clip_cov.upper),
     words=_clip_cov_words,
     bound=_clipped,
 )
@@ -165,7 +165,7 @@ KL_COV = Loss(
     options=lambda a: {"coefficient": a.kl_cov.coefficient},
     keys="kl_cov",
     sees="token",
-    selects=lambda a: Selection(a.kl_cov.share, "largest"),
+    selects=lambda a: TokenSelection(a.kl_cov.share, "largest"),
     words=lambda a: f"{a.kl_cov.share:g} of the tokens penalized by {a.kl_cov.coefficient:g} |log ratio|",
 )
 

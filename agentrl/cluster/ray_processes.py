@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 import psutil  # type: ignore[import-untyped]
 import ray
 
-import agentrl.guard
 from agentrl.interrupts import end_at_once
 
 POLL_S = 0.5
@@ -50,7 +49,7 @@ def leaving_nothing() -> Iterator[None]:
     """
     pids = [str(process.pid) for process in psutil.Process().children(recursive=True)]
     guard = subprocess.Popen(
-        [sys.executable, agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--then-kill", *pids],
+        [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--then-kill", *pids],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

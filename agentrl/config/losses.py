@@ -22,7 +22,7 @@ Sees = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class TokenSelection:
     """Tokens of the whole update that are selected by their covariance before it.
 
     share: of the update's loss tokens, at least one token.
@@ -71,7 +71,7 @@ class Loss:
     options: Callable[[AlgorithmConfig], Mapping[str, Any]] | None = None
     keys: str | None = None
     sees: Sees | Callable[[AlgorithmConfig], Sees] = "sequence"
-    selects: Callable[[AlgorithmConfig], Selection | None] = _nothing
+    selects: Callable[[AlgorithmConfig], TokenSelection | None] = _nothing
     objection: Callable[[AlgorithmConfig], str | None] = _nothing
     words: Callable[[AlgorithmConfig], str] = _no_words
     bound: Callable[[AlgorithmConfig], str] = _no_words

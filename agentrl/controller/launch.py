@@ -38,7 +38,7 @@ Seats = Mapping[Role, Sequence[Seat]]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RunStart:
     """What every part of a run is started with. `stack` stops what was started, the last first."""
 
     config: Config
@@ -46,11 +46,11 @@ class Start:
     observer: Observer
     stack: ExitStack
 
-    def with_config(self, config: Config) -> Start:
+    def with_config(self, config: Config) -> RunStart:
         return replace(self, config=config)
 
 
-def start_ray(start: Start) -> Seats:
+def start_ray(start: RunStart) -> Seats:
     """Start or join Ray, and return the reserved seats by role."""
     config, say = start.config, start.observer.say
     check_attached(
@@ -67,7 +67,7 @@ def start_ray(start: Start) -> Seats:
     return recorded(seats, config.profiler.nsight, start.run_dir.root / "nsight")
 
 
-def launch_servers(start: Start, seats: Seats) -> ServerFleet:
+def launch_servers(start: RunStart, seats: Seats) -> ServerFleet:
     """Launch the servers of the policy, and watch those that are attached."""
     config = start.config
     servers = ServerFleet.launch(
@@ -81,7 +81,7 @@ def launch_servers(start: Start, seats: Seats) -> ServerFleet:
     return servers
 
 
-def launch_frozen(start: Start, seats: Seats) -> FrozenFleet:
+def launch_frozen(start: RunStart, seats: Seats) -> FrozenFleet:
     """Launch the servers of frozen models, if there are any."""
     frozen = FrozenFleet.launch(
         start.config.frozen_plans,
@@ -93,7 +93,7 @@ def launch_frozen(start: Start, seats: Seats) -> FrozenFleet:
     return frozen
 
 
-def launch_rollouts(start: Start, buffer: Actor[TrainingBuffer], servers: ServerFleet) -> RolloutFleet:
+def launch_rollouts(start: RunStart, buffer: Actor[TrainingBuffer], servers: ServerFleet) -> RolloutFleet:
     """Launch the rollout actors, which write attempts for `buffer`."""
     config, run_dir = start.config, start.run_dir
     # Other nodes, too, read the files.
@@ -105,7 +105,7 @@ def launch_rollouts(start: Start, buffer: Actor[TrainingBuffer], servers: Server
     return rollouts
 
 
-def planned_ranks(start: Start, seats: Seats, plan: BufferPlan) -> Ranks:
+def planned_ranks(start: RunStart, seats: Seats, plan: BufferPlan) -> Ranks:
     """Return the learner's ranks, which `bring_up` starts."""
     config, folder = start.config, start.run_dir.root / "non_finite"
     specs = RoleSpecs.of(config, num_steps=plan.total_steps, dump_folder=str(folder))
@@ -117,7 +117,7 @@ def planned_ranks(start: Start, seats: Seats, plan: BufferPlan) -> Ranks:
 
 
 def open_checkpoints(
-    start: Start, newest: Checkpoint | None, *, pinned: Callable[[], Collection[str]]
+    start: RunStart, newest: Checkpoint | None, *, pinned: Callable[[], Collection[str]]
 ) -> CheckpointWriter:
     """Launch the recorder, for which a checkpoint waits, and return the writer of checkpoints."""
     observer = start.observer

@@ -27,7 +27,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.attached import confirm_adapter, confirm_experts
 from agentrl.controller.checkpoint import find_checkpoint, tidy
 from agentrl.controller.launch import (
-    Start,
+    RunStart,
     launch_frozen,
     launch_rollouts,
     launch_servers,
@@ -85,7 +85,7 @@ def open_run(config: Config) -> Iterator[Run]:
                 observer.say(f"warning: {warning}")
 
         started = time.monotonic()
-        start = Start(config, run_dir, observer, stack)
+        start = RunStart(config, run_dir, observer, stack)
         seats = start_ray(start)
         servers = launch_servers(start, seats)
         start_up = stack.enter_context(StartUp(observer.say))

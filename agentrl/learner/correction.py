@@ -21,7 +21,7 @@ from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_c
 from agentrl.algorithms.rules import WeightRule
 from agentrl.algorithms.selection import covariances, fair_keys, largest_first, num_selected, smallest_cut
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.config.losses import Selection
+from agentrl.config.losses import TokenSelection
 from agentrl.learner.batch import Correction, Floats, Microbatch, Mode, RestOfSequences
 from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
 from agentrl.learner.split_sequences import SplitSequences
@@ -179,7 +179,7 @@ class Corrector:
 
 
 def _selected(
-    facts: Sequence[_Facts], accepted: Sequence[Tensor], selection: Selection
+    facts: Sequence[_Facts], accepted: Sequence[Tensor], selection: TokenSelection
 ) -> list[NDArray[np.bool_] | None]:
     """Select a share of all accepted tokens by their covariance.
 

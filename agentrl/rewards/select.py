@@ -58,11 +58,11 @@ class RewardTable:
         self._by_reward: dict[str, Term] = {}
         self._names: dict[str, str | None] = {}  # data source -> its reward
         self._beside: dict[str, list[Term]] = {}  # data source -> the terms that apply to it
-        for source, name in config.sources.items():
+        for source, name in sorted(config.sources.items() - REWARD_PRESETS.items()):
             with concerning(f"reward.sources.{source}"):
                 if function_reference(name) is None:
                     plugins.rewards.resolve(name)
-                if self._custom is None and REWARD_PRESETS.get(source) != name:
+                if self._custom is None:
                     self._own_term(name)
         self._terms = []
         for name in config.terms:
@@ -81,10 +81,10 @@ class RewardTable:
             self._names[task.data_source] = reward_of(task.data_source, self._config.sources)
         name = self._names[task.data_source]
         if name is None:
-            known = ", ".join(sorted(self._config.sources))
             raise DataError(
-                f"task {task.task_id}: no reward for data_source {task.data_source!r}; known: {known} "
-                "(add it to reward.sources, or set reward.custom_function.path)"
+                f"task {task.task_id}: no reward for data_source {task.data_source!r}; known: "
+                f"{', '.join(sorted(self._config.sources))} (add it to reward.sources, or set "
+                "reward.custom_function.path)"
             )
         return self._own_term(name)
 

@@ -33,6 +33,7 @@ from agentrl.config.buffer import BufferConfig
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.model import ModelConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
@@ -41,6 +42,10 @@ from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.dataset import DatasetReport
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import BufferCounts, Lease, Message, Outcome, Task, Trajectory
+
+# By its place: Ray imports this file where `parts` cannot be imported.
+PLUGINS = Path(__file__).parents[1] / "parts" / "rewards.py"
+SOURCE = "sums"
 
 DEADLINE_S = 60.0
 LONG_POLL_S = 50.0  # a test that waits so long has failed
@@ -110,16 +115,17 @@ def config(
 ) -> Config:
     path = folder / f"{rows}_{ground_truth}{'_interacts' if interacts else ''}.jsonl"
     row = {
-        "data_source": "gsm8k",
+        "data_source": SOURCE,
         "prompt": [{"role": "user", "content": "1+1?"}],
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
-        "extra_info": {"interaction_kwargs": {"name": "gsm8k"}} if interacts else {},
+        "extra_info": {"interaction_kwargs": {"name": "tutor"}} if interacts else {},
     }
     path.write_text((json.dumps(row) + "\n") * rows)
     return Config(
         data=DataConfig(train_files=(str(path),)),
         model=ModelConfig(path=str(folder), tokenizer_path=str(folder / "tokenizer"), **model),
-        agent=AgentConfig(default="single_turn_agent"),
+        agent=AgentConfig(default="single_turn_agent", plugins=(str(PLUGINS),)),
+        reward=RewardConfig(sources={SOURCE: "number"}),
         rollout=RolloutConfig(group_size=2),
         buffer=BufferConfig(groups_per_step=2, max_staleness=0),
         trainer=TrainerConfig(total_epochs=2),
@@ -301,7 +307,7 @@ def test_a_check_of_tasks_remembers_what_any_conversation_will_hold():
 def test_tools_that_only_rows_name_are_checked_with_the_template(folder):
     options = config(folder)
     row = {
-        "data_source": "gsm8k",
+        "data_source": SOURCE,
         "prompt": [{"role": "user", "content": "1+1?"}],
         "reward_model": {"ground_truth": "2"},
         "agent_name": "tool_agent",

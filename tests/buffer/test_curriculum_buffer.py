@@ -22,10 +22,9 @@ from agentrl.data.checked_dataset import Playable, check_training_data
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import CheckpointError, ConfigError, DataError
-from agentrl.extras.plan.explain import explain, find_warnings
 from agentrl.plugins import load_plugins
-from agentrl.testing import tiny_chat
 from agentrl.types import Lease, Outcome, Trajectory
+from parts.scripted import tiny_chat
 from parts.trajectories import ATTEMPTS, Rows, play, stored
 
 NUM_TASKS = 6
@@ -213,42 +212,6 @@ def test_without_a_curriculum_positions_follow_one_another_and_the_state_knows_n
 
 def config(**curriculum_options) -> Config:
     return Config.model_validate({"data": {"curriculum": curriculum_options}})
-
-
-def test_explain_says_what_is_drawn():
-    def line(chosen: Config) -> str:
-        return next(
-            text.split("tasks", 1)[1].strip()
-            for text in explain(chosen).splitlines()
-            if text.startswith("  tasks  ")
-        )
-
-    assert line(Config()) == "every task once per epoch"
-    both = config(source_weights={"gsm8k": 2, "aime": 1}, by_pass_rate=True, floor=0.2)
-    words = "once each, then by pass rate: most often near 0.5, other tasks at least 0.2 times as often"
-    assert line(both) == f"groups from gsm8k 66.7%, aime 33.3%; {words}"
-
-
-def test_explain_warns_of_what_has_no_effect():
-    def warned(curriculum_options: dict, num_train_rows: int | None = None, **trainer) -> list[str]:
-        chosen = Config.model_validate(
-            {"data": {"curriculum": curriculum_options}, "trainer": trainer, "buffer": {"groups_per_step": 4}}
-        )
-        return [text for text in find_warnings(chosen, num_train_rows=num_train_rows) if "curriculum" in text]
-
-    assert warned({"floor": 0.2}) == [
-        "data.curriculum.floor=0.2 has no effect without data.curriculum.by_pass_rate"
-    ]
-    used = {"by_pass_rate": True, "floor": 0.2}
-    assert "has no effect in the first epoch" in warned(used)[0]
-    assert (
-        warned(used, total_epochs=2)
-        == warned(used, steps=10)
-        == warned(used, 39, steps=10)
-        == warned({})
-        == []
-    )
-    assert len(warned(used, 40, steps=10)) == 1
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", ".inf", ".nan"])

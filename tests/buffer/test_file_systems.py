@@ -13,17 +13,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.buffer import journal as module
-from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.file_systems import is_shared
 from agentrl.buffer.journal import FILE, Journal
-from agentrl.buffer.ledger import LedgerRules
-from agentrl.buffer.records import Records
-from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import JournalError
-from agentrl.extras.research.audit import audit_run
-from agentrl.tracking.versions import VERSIONS
-from parts.trajectories import Rows
 
 LEASED = [Event(EventKind.LEASED, group, "a") for group in range(3)]
 
@@ -66,22 +59,6 @@ def test_the_levels_of_durability(folder):
         journal = Journal(folder / FILE, is_synced=is_synced)
         assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
         journal.close()
-
-
-def test_a_live_run_is_audited_between_its_writes(folder):
-    target = ReplayBuffer(Rows(), LedgerRules(2, 1, 2), folder / FOLDER, journal=Journal(folder / FILE))
-    target.advance(0, 0)
-    (folder / "config.yaml").write_text("trainer: {keep_trajectories: true}\n")
-    (folder / VERSIONS).write_text('{"version": 0, "step": 0, "what": "policy"}\n')
-    for _ in range(3):
-        target.lease("a", 1, 0.0)
-        found = audit_run(folder)
-        assert found.audit.is_balanced, found.audit.problems
-        assert found.audit.counts()["leased"] == target.counts().leased
-    with Records.open(folder / FILE) as records:
-        assert len(list(records.events())) == 4
-    target.settle(0)
-    target.advance(1, 1)
 
 
 @pytest.mark.parametrize("is_known", [False, True])

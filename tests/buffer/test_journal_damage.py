@@ -5,7 +5,6 @@ which record is not.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import sqlite3
 from dataclasses import dataclass
@@ -17,16 +16,12 @@ from agentrl.buffer import checksums
 from agentrl.buffer.checksums import boot_id, count_line
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import FILE, Journal
-from agentrl.buffer.records import FORMAT, Records
+from agentrl.buffer.records import Records
 from agentrl.buffer.training_buffer import BufferSettings, open_journal, subject_of
 from agentrl.config.schema import Config
 from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import CheckpointError, JournalError
-from agentrl.extras.research.audit import audit_run
 from parts.trajectories import make_trajectory, stored
-
-NUM_FLIPS = 2000
-"""In all, a part of it in the fast sample."""
 
 
 def write(journal: Journal, folder: Path, *, groups: range) -> None:
@@ -95,18 +90,6 @@ def written(request, tmp_path_factory):
     return Written(copy, content)
 
 
-def flip(folder: Path, rng: random.Random) -> str:
-    """Change one byte of one of the files, and return which."""
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    sizes = [file.stat().st_size for file in files]
-    [file] = rng.choices(files, sizes)
-    data = bytearray(file.read_bytes())
-    place = rng.randrange(len(data))
-    data[place] ^= rng.randrange(1, 256)
-    file.write_bytes(data)
-    return f"{file.name} at {place}"
-
-
 def read(folder: Path) -> Content | None:
     """Return what a resumed run reads; None if it is told of damage."""
     journal = None
@@ -120,37 +103,6 @@ def read(folder: Path) -> Content | None:
             journal.close()
     assert "\n" not in told
     return None
-
-
-def is_found_by_audit(folder: Path) -> bool:
-    try:
-        return any("is damaged" in problem for problem in audit_run(folder).audit.problems)
-    except CheckpointError:
-        return True
-
-
-def no_flip_is_unseen(written: Written, folder: Path, seeds: range) -> int:
-    """Return how many flips were found; all others have left the content as it was."""
-    num_found = 0
-    for seed in seeds:
-        place = flip(written.copied(folder), random.Random(seed))
-        shutil.copytree(folder, folder.with_name("audited"), dirs_exist_ok=False)
-        content = read(folder)
-        assert content in (None, written.content), place
-        if content is None:
-            assert is_found_by_audit(folder.with_name("audited")), place
-        shutil.rmtree(folder.with_name("audited"))
-        num_found += content is None
-    return num_found
-
-
-def test_a_sample_of_flipped_bytes_is_seen(written, tmp_path):
-    assert no_flip_is_unseen(written, tmp_path / "flipped", range(100)) > 25
-
-
-@pytest.mark.slow
-def test_two_thousand_flipped_bytes_are_seen(written, tmp_path):
-    assert no_flip_is_unseen(written, tmp_path / "flipped", range(1000, 1000 + NUM_FLIPS)) > NUM_FLIPS // 4
 
 
 def set_row(query: str):
@@ -208,40 +160,6 @@ CHANGES = {
 }  # fmt: skip
 
 
-def read_all(folder: Path) -> None:
-    with Records.open(folder / FILE) as records:
-        list(records.events())
-        for attempt in records.attempts():
-            records.data_of(attempt)
-        records.tasks()
-        records.facts()
-
-
-@pytest.mark.parametrize("kind", CHANGES)
-def test_each_kind_of_damage_names_its_record_and_what_can_be_saved(written, tmp_path, kind):
-    change, words = CHANGES[kind]
-    folder = written.copied(tmp_path / "changed")
-    change(folder)
-    with pytest.raises(CheckpointError, match=words) as caught:
-        read_all(folder)
-    assert f"Move {folder / FILE}* away to continue from the newest checkpoint" in str(caught.value)
-    assert is_found_by_audit(folder)
-
-
-def test_a_whole_journal_is_balanced_and_its_attempts_are_counted(written, tmp_path):
-    found = audit_run(written.copied(tmp_path / "whole"))
-    assert not [problem for problem in found.audit.problems if "damaged" in problem]
-    assert "stored attempts: 40 of 40 are intact" in found.lines()
-
-
-def test_a_change_of_one_attempt_is_one_problem_of_the_audit(written, tmp_path):
-    folder = written.copied(tmp_path / "changed")
-    CHANGES["an attempt is another"][0](folder)
-    found = audit_run(folder)
-    assert found.audit.num_problems == 1
-    assert "stored attempts: 39 of 40 are intact" in found.lines()
-
-
 def test_writes_that_a_power_loss_took_are_no_damage(written, tmp_path):
     """`buffer.journal_sync=process` promises them for the death of a process only."""
     folder = written.copied(tmp_path / "restarted")
@@ -264,25 +182,6 @@ def test_where_the_system_tells_no_boot_all_are_one(tmp_path, monkeypatch):
         (tmp_path / "boot").write_text("a1-b2\n")
         monkeypatch.setattr(checksums, "_BOOT_ID", path)
         assert boot_id.__wrapped__() == boot
-
-
-OLD = """
-CREATE TABLE events (seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL);
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-INSERT INTO facts VALUES ('format', '1');
-"""
-
-
-def test_a_journal_without_checksums_is_answered_with_the_cure(tmp_path):
-    database = sqlite3.connect(tmp_path / FILE)
-    database.executescript(OLD)
-    database.close()
-    for look in (lambda: Journal(tmp_path / FILE), lambda: audit_run(tmp_path)):
-        with pytest.raises(
-            CheckpointError,
-            match=f"has format 1, this version reads 2 and {FORMAT}: .* or move .*{FILE}\\* away",
-        ):
-            look()
 
 
 def test_a_run_that_begins_anew_does_not_read_what_it_gives_up(written, tmp_path):

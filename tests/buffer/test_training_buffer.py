@@ -21,6 +21,7 @@ from agentrl.buffer.training_buffer import (
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
+from parts.core_world import PLUGINS, SOURCE
 
 NUM_TASKS = 6
 
@@ -30,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("training_buffer")
     write_tiny_tokenizer(path / "tokenizer")
     row = {
-        "data_source": "gsm8k",
+        "data_source": SOURCE,
         "prompt": [{"role": "user", "content": "1+1?"}],
         "reward_model": {"ground_truth": "2"},
     }
@@ -43,6 +44,7 @@ def settings(folder: Path, **changes: dict) -> BufferSettings:
         "data": {"train_files": [str(folder / "rows.jsonl")]},
         "model": {"path": str(folder), "tokenizer_path": str(folder / "tokenizer")},
         "agent": {"default": "single_turn_agent"},
+        "reward": {"sources": {SOURCE: f"{PLUGINS}:Number"}},
         "rollout": {"group_size": 2},
         "buffer": {"groups_per_step": 2},
         "trainer": {"total_epochs": 3},

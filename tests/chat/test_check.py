@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
-from typer.testing import CliRunner
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.check import TemplateReport
 from agentrl.chat.probes import PROBE_TOOLS, ProbeScope, generate
 from agentrl.chat.replay import replay_steps
 from agentrl.chat.shrink import shrink
-from agentrl.chat.tiny import TEMPLATE_FILE, build_tiny_tokenizer, write_tiny_tokenizer
-from agentrl.cli.app import app
+from agentrl.chat.tiny import TEMPLATE_FILE, build_tiny_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.types import Message
 from parts.chats import template_chat
@@ -284,38 +282,3 @@ def test_shrinking_keeps_what_it_is_asked_to_keep_and_no_more(seed, name):
         assert [message.role for message in small if message.role != "tool"] == ["user", "assistant"]
         assert sum(len(message.tool_calls) for message in small) == 1
         assert sum(len(message.content) + len(message.reasoning) for message in small) == 0
-
-
-# ----------------------------------------------------------------------------------------------- command line
-
-
-def test_the_command_prints_the_verdict_and_its_exit_code_tells_broken(tmp_path):
-    write_tiny_tokenizer(tmp_path / "tokenizer")
-    (tmp_path / "broken.jinja").write_text(CHATML.replace("HIDDEN", "user"))
-
-    def run(*arguments: str):
-        return CliRunner().invoke(
-            app, ["check-template", str(tmp_path / "tokenizer"), "--num", "40", *arguments]
-        )
-
-    exact = run()
-    assert exact.exit_code == 0
-    assert exact.output.splitlines() == ["tool format: hermes", "verdict: exact (40 conversations)"]
-    forks = run("--template", str(TEMPLATES / "thinking.jinja"), "--no-tools")
-    assert forks.exit_code == 0
-    assert "forks when a user speaks again: drops thinking" in forks.output
-    (tmp_path / "plain.jinja").write_text(CHATML)
-    plain = run("--template", str(tmp_path / "plain.jinja"))
-    assert plain.exit_code == 0
-    assert (
-        "note: with tools: the chat template shows no tools; set model.chat_template=hermes" in plain.output
-    )
-    assert "with tools" not in run("--template", str(tmp_path / "plain.jinja"), "--no-tools").output
-    for option in ("--tools", "--tool-format=hermes"):
-        with_tools = run("--template", str(tmp_path / "plain.jinja"), option)
-        assert isinstance(with_tools.exception, ConfigError)
-        assert str(with_tools.exception).startswith("the chat template shows no tools")
-    assert "verdict: exact" in run("--template", "smollm2", "--tools").output
-    broken = run("--template", str(tmp_path / "broken.jinja"))
-    assert broken.exit_code == 2
-    assert "broken at the prompt: leaves out what a user says (40 of 40)" in broken.output

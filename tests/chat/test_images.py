@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agentrl.chat.chat import Chat
 from agentrl.errors import ConfigError, DataError
-from agentrl.extras.testing.stage import tiny_chat
 from agentrl.types import Message
+from parts.scripted import tiny_chat
 from parts.vision import stored, write_seeing_model
 
 SIZES = [(56, 84), (30, 30), (90, 28)]

@@ -19,8 +19,8 @@ from agentrl.data.checked_dataset import Playable
 from agentrl.errors import ConfigError
 from agentrl.plugins import load_plugins
 from agentrl.rollout.message_session import UncountedChat
-from agentrl.testing import play
 from agentrl.types import Message, Task
+from parts.scripted import play
 
 SOURCE = """
 {%- if style is not defined %}{% set style = "plain" %}{% endif -%}

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -20,10 +18,9 @@ import agentrl
 from agentrl.cli import main
 from agentrl.cli import pages as documentation
 from agentrl.cli.app import app
-from agentrl.config.compose import load_config, load_sft_config
+from agentrl.config.compose import load_config
 from agentrl.data.checkpoint_files import BLOCK_BYTES, FORMAT
 from agentrl.data.input_files import check_prepared
-from agentrl.errors import ConfigError
 from parts.docs_commands import command as problems_of
 from parts.docs_names import read_project
 
@@ -69,12 +66,6 @@ def test_version() -> None:
     assert run("--version") == (0, f"agentrl {agentrl.__version__}\n")
 
 
-def test_commands_come_in_the_order_of_use() -> None:
-    names = [path[0] for path in COMMANDS]
-    assert names[0] == "train"
-    assert names.index("train") < names.index("eval") < names.index("report") < names.index("serve")
-
-
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_help_has_an_example_that_could_be_run(path: tuple[str, ...]) -> None:
     status, text = run(*path, "--help")
@@ -91,10 +82,6 @@ def test_the_page_of_commands_names_every_command() -> None:
         for path in COMMANDS
         if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in page
     ] == []
-
-
-KINDS = "tool|interaction|environment|agent|reward"
-CHOICES = ", ".join(map(repr, KINDS.split("|")))
 
 
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
@@ -115,10 +102,6 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
             "trainer.steps=5; see `agentrl train --help`",
         ),
         (["train"], "Missing argument 'CONFIG.yaml'; see `agentrl train --help`"),
-        (
-            ["new", "gadget", "abc"],
-            f"Invalid value for {KINDS!r}: 'gadget' is not one of {CHOICES}; see `agentrl new --help`",
-        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -140,20 +123,6 @@ def test_flags_show_no_type(capsys, monkeypatch) -> None:
     assert "bool" not in text
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        ("file", "'{}/file': File exists; choose another name"),
-        ("file/below", "'{}/file/below': Not a directory; a part of this path is a file; choose another"),
-        ("x" * 300, "'{}/" + "x" * 300 + "/abc.py': File name too long; choose a shorter name"),
-    ],
-)
-def test_a_path_that_cannot_be_written_is_one_line(path, line, tmp_path, capsys, monkeypatch) -> None:
-    (tmp_path / "file").touch()
-    status, text = said(capsys, monkeypatch, "new", "tool", "abc", "--out", str(tmp_path / path))
-    assert (status, text) == (2, f"error: {line.format(tmp_path)} (--debug shows where)\n")
-
-
 def test_what_was_meant_by_a_checkpoint_is_named(tmp_path, capsys, monkeypatch) -> None:
     run = tmp_path / "run"
     for step in (1, 2):
@@ -170,38 +139,6 @@ def test_what_was_meant_by_a_checkpoint_is_named(tmp_path, capsys, monkeypatch) 
             f"error: {str(folder)!r} is not a checkpoint: it has no manifest.json; the newest is "
             f"{newest}{also}\n"
         )
-
-
-def test_a_run_is_not_taken_for_an_evaluation(tmp_path, capsys, monkeypatch) -> None:
-    for name in ("checkpoints", "validation"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-    newest = tmp_path / "run/validation/step_000040.parquet"
-    newest.touch()
-    _, text = said(capsys, monkeypatch, "compare", str(tmp_path / "run"), str(newest))
-    assert text.endswith(f"not an evaluation; name one of its validations, such as {newest}\n")
-    _, text = said(capsys, monkeypatch, "compare", str(newest), str(newest))
-    assert text.startswith(f"note: both are {newest}, which is compared with itself\n")
-
-
-def test_other_parquet_files_are_not_shown_as_attempts(tmp_path, capsys, monkeypatch) -> None:
-    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
-    for path in (tmp_path, tmp_path / "rows.parquet"):
-        status, text = said(capsys, monkeypatch, "view", str(path))
-        assert (status, text) == (
-            2,
-            f"error: {str(path)!r} has no trajectories; give the folder of a run or of an evaluation\n",
-        )
-
-
-def test_an_engine_that_does_not_answer_is_left_out(tmp_path, capsys, monkeypatch) -> None:
-    docker = tmp_path / "docker"
-    docker.write_text("#!/bin/sh\necho 'is the daemon running?' >&2\nexit 1\n")
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    status, text = said(capsys, monkeypatch, "boxes")
-    line = "left out, because it does not answer: `docker ps` failed: is the daemon running?"
-    assert (status, [one for one in text.splitlines() if "docker" in one]) == (0, [line])
-    assert said(capsys, monkeypatch, "boxes", "--command", str(docker))[0] == 1
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -248,24 +185,6 @@ def test_pages_are_read_without_the_repository(tmp_path: Path, monkeypatch: pyte
     assert "no page 'quickstrat' in the documentation; did you mean quickstart" in str(done.exception)
     done = CliRunner().invoke(app, ["docs", "nothere"])
     assert str(done.exception).endswith(f"; the pages: {', '.join(sorted(pages))}")
-
-
-def test_a_packaged_config_says_which_commands_make_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["train", "quickstart"])
-    first, *commands = str(done.exception).splitlines()
-    assert (
-        first
-        == "model.path='runs/quickstart/warm_start' does not exist yet; these commands create the missing "
-        "files:"
-    )
-    assert commands == ["  agentrl data arithmetic runs/quickstart/data", "  agentrl sft quickstart_sft"]
-    assert all(list(problems_of(line, project())) == [] for line in commands)
-    assert not any(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match=rf"this command creates the missing files:\n{commands[0]}$"):
-        check_prepared(load_sft_config("quickstart_sft"))
 
 
 def test_commands_that_prepare_are_printed_only_for_what_is_missing(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,25 +52,3 @@ def test_an_error_of_writing_names_the_folders_of_the_command_that_have_no_room(
     )
     monkeypatch.setattr(disk, "_is_full", lambda place: False)
     assert full_disk(error, []) == LINE.format("")
-
-
-def test_a_command_says_so_in_one_line(tmp_path: Path) -> None:
-    config = tmp_path / "verl.yaml"
-    config.write_text("actor_rollout_ref: {rollout: {n: 8}}\nalgorithm: {adv_estimator: grpo}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "agentrl.cli",
-        "config",
-        "import",
-        str(config),
-        "--force",
-        "--out",
-        "/dev/full",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert [line for line in done.stderr.splitlines() if line.startswith("error")] == [
-        done.stderr.splitlines()[-1]
-    ]
-    assert done.stderr.splitlines()[-1].startswith("error (infrastructure): disk full: ")

@@ -1,16 +1,11 @@
 """What models, tools and servers say is shown, and commands no terminal."""
 
 import io
-import types
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mcp.types import Tool as ListedTool
 from rich.text import Text
 
-from agentrl.errors import PluginError
-from agentrl.extras.mcp.tools import tool_class
 from agentrl.terminal_text import CONTROL, visible
 from agentrl.tracking.console import PlainConsole
 from agentrl.tracking.terminal import VisibleConsole
@@ -44,48 +39,3 @@ def test_the_log_of_a_run_shows_them_too():
     stream = io.StringIO()
     PlainConsole(None, stream=stream).say(f"tool {RED} is not available")
     assert stream.getvalue() == "tool \\x1b[31mred\\x1b[0m is not available\n"
-
-
-def listed(**changes):
-    told = {
-        "name": "find",
-        "description": "Finds.",
-        "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}}},
-    }
-    return ListedTool.model_validate(told | changes)
-
-
-SERVER = types.SimpleNamespace(name="notes", prefix="notes_")
-
-
-@pytest.mark.parametrize(
-    ("what", "changes"),
-    [
-        ("name", {"name": f"find{RED}"}),
-        ("name", {"name": "find\nall"}),
-        ("name", {"name": "find\u202ednif"}),
-        ("description", {"description": f"Finds.{TITLE}"}),
-        ("title", {"title": RED}),
-        ("schema", {"inputSchema": {"type": "object", "properties": {f"q{RED}": {"type": "string"}}}}),
-        (
-            "schema",
-            {
-                "inputSchema": {
-                    "type": "object",
-                    "properties": {"q": {"type": "string", "enum": ["a", "\x9b31m"]}},
-                }
-            },
-        ),
-    ],
-)
-def test_an_mcp_tool_with_control_characters_is_refused(what, changes):
-    with pytest.raises(
-        PluginError, match=f"MCP server 'notes': the {what} of tool .* contains control characters"
-    ) as caught:
-        tool_class(SERVER, listed(**changes))
-    assert not CONTROL.search(str(caught.value))
-
-
-def test_an_mcp_tool_may_have_lines_and_any_script():
-    made = tool_class(SERVER, listed(name="suche", description="Findet\r\n\tdies\nund – 検索"))
-    assert made.description == "Findet\r\n\tdies\nund – 検索"

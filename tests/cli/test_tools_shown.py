@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config
 from typer.testing import CliRunner
 
@@ -15,6 +16,8 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.cli.app import app
 from agentrl.errors import ConfigError
+from parts.core_world import PLUGINS, SOURCE
+from parts.played_server import played_sglang
 
 PLAIN = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -22,17 +25,19 @@ PLAIN = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% endif %}"""
 QUESTION = [{"role": "user", "content": "1+1"}]
 ROW = {
-    "data_source": "arithmetic",
+    "data_source": SOURCE,
     "prompt": QUESTION,
     "reward_model": {"ground_truth": "2"},
     "extra_info": {"tools_kwargs": {"calculator": {}}},
 }
 CONVERSATION = {"messages": [*QUESTION, {"role": "assistant", "content": "2"}], "tools": ["calculator"]}
-CONFIG = """
-data: {train_files: [rows.jsonl], val_files: [rows.jsonl]}
-model: {path: model}
-trainer: {run_dir: run, steps: 1}
-"""
+CONFIG = {
+    "data": {"train_files": ["rows.jsonl"], "val_files": ["rows.jsonl"]},
+    "model": {"path": "model"},
+    "reward": {"sources": {SOURCE: f"{PLUGINS}:Number"}},
+    "rollout": played_sglang(),
+    "trainer": {"run_dir": "run", "steps": 1},
+}
 CURE = "set model.chat_template=hermes or qwen2_5 or smollm2, or use react_agent"
 NEEDED = f"tool_agent offers calculator: the chat template shows no tools; {CURE}"
 
@@ -48,7 +53,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocab_size = Chat.load(str(folder / "model")).vocab_size
     config = Qwen2Config(vocab_size=vocab_size, max_position_embeddings=512, **sizes, **heads)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
-    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     (folder / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     (folder / "plain.jsonl").write_text(json.dumps({**ROW, "extra_info": {}}) + "\n")
     (folder / "talks.jsonl").write_text(json.dumps(CONVERSATION) + "\n")
@@ -75,8 +80,6 @@ def refused(*arguments: str) -> str:
     [
         (("train", "config.yaml"), "rows.jsonl: row 0 (line 1): "),
         (("train", "config.yaml", "data.train_files=[plain.jsonl]"), "rows.jsonl: row 0 (line 1): "),
-        (("play", "config.yaml"), "rows:0: "),
-        (("play", "config.yaml", "--val"), "rows:0: "),
         (
             ("eval", "config.yaml", "--model", "model", "--on", "rows.jsonl", "--out", "out"),
             "rows.jsonl: row",
@@ -93,18 +96,3 @@ def test_a_command_that_plays_does_not_start(arguments, place):
 
 def test_imitation_of_calls_that_the_prompt_does_not_show():
     assert refused("sft", "sft.yaml").endswith(f"the chat template shows no tools; {CURE}")
-
-
-def test_the_cure_cures(project):
-    result = CliRunner().invoke(
-        app, ["play", "config.yaml", "model.chat_template=smollm2"], input="#### 2\n\n#### 2\n\n"
-    )
-    assert result.exit_code == 0, (result.exception, result.output)
-    assert "Tools: calculator(expression)" in result.output
-
-
-def test_rows_without_tools_need_no_template_that_shows_them():
-    result = CliRunner().invoke(
-        app, ["play", "config.yaml", "data.train_files=[plain.jsonl]"], input="#### 2\n\n"
-    )
-    assert result.exit_code == 0, (result.exception, result.output)

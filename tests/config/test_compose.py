@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -431,23 +429,3 @@ def test_the_home_folder_is_meant_wherever_a_path_begins_with_it(tmp_path, monke
         f"{tmp_path}/r.py",
     )
     assert config.agent.tool_config["x"] == {"a": "not ~/b", "c": f"{tmp_path}/c"}
-
-
-def test_the_home_folder_is_meant_in_every_argument_of_a_command(tmp_path):
-    """Shells leave `~` as it is in `--out=~/x` and within quotes."""
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    for arguments in (["new", "tool", "first", "--out=~/mine"], ["new", "tool", "second", "--out", "~/mine"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "agentrl.cli", *arguments],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "mine").glob("*.py")) == [
-        "first.py",
-        "second.py",
-        "test_first.py",
-        "test_second.py",
-    ]

@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 import trio
+import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssConfig
 from typer.testing import CliRunner
@@ -35,6 +36,7 @@ from agentrl.weights.publish import Publisher
 from agentrl.weights.verify import check_known, read_shapes
 from parts.experts import CONFIGS, write_experts
 from parts.learner import lone_learner, write_tiny_model
+from parts.played_server import played_sglang
 
 VOCABULARY = 61
 
@@ -128,7 +130,8 @@ def test_every_training_refuses_experts_with_one_line_before_it_starts_anything(
         "model.tool_format=none",
     ]
     config = tmp_path / "config.yaml"
-    config.write_text("{}\n")
+    servers = {"rollout": played_sglang()} if command == "train" else {}
+    config.write_text(yaml.safe_dump(servers))
     done = CliRunner().invoke(app, [command, str(config), *words[: 3 if command != "train" else 4]])
     assert done.exit_code != 0
     said = done.output + str(done.exception)

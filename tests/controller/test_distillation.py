@@ -31,7 +31,6 @@ from agentrl.controller.learner import open_local_learner, plan_for
 from agentrl.controller.roles import Roles
 from agentrl.controller.teacher import check_teacher
 from agentrl.errors import ConfigError
-from agentrl.extras.plan.explain import explain
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.types import Group
@@ -379,30 +378,6 @@ def test_the_teacher_has_the_models_settings_but_neither_adapter_nor_tokenizer()
     assert Config().teacher_model is None
     validating = config.model_copy(update={"trainer": TrainerConfig(val_only=True)})
     assert validating.teacher_model is None, "a run that only validates loads no teacher"
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({}, "-1 x log(policy / teacher) of the token, added to the advantage"),
-        ({"gamma": 0.5}, "times 0.5 each, of later ones"),
-        ({"with_rewards": False}, "the teacher's alone; rewards are only reported"),
-    ],
-)
-def test_explain_says_what_the_teacher_does(changes, said):
-    config = Config.model_validate({"algorithm": {"distillation": {"teacher": "t", **changes}}})
-    assert said in explain(config)
-
-
-def test_explain_counts_the_teachers_memory_and_warns_of_keys_without_effect(tmp_path):
-    write_model(tmp_path / "policy", 0)
-    large = write_model(tmp_path / "teacher", 0, hidden_size=512, num_hidden_layers=6, intermediate_size=4096)
-    base = {"model": {"path": str(tmp_path / "policy")}}
-    taught = Config.model_validate({**base, "algorithm": {"distillation": {"teacher": large.path}}})
-    assert "the teacher's weights" in explain(taught)
-    assert "the teacher's weights" not in explain(Config.model_validate(base))
-    unused = Config.model_validate({"algorithm": {"distillation": {"gamma": 0.5}}})
-    assert "algorithm.distillation have no effect without a teacher" in explain(unused)
 
 
 def test_a_rank_is_built_once_for_each_model(tmp_path):

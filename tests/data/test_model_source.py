@@ -9,22 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
 
 from agentrl.cluster.user_files import user_files
 from agentrl.config.model import ModelConfig
-from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
 from agentrl.controller.start import open_run
 from agentrl.data.model_source import find_tokenizer, resolve_model
 from agentrl.errors import ConfigError
-from agentrl.extras.embedded.__main__ import main as serve
 from agentrl.offline.supervised_loop import model_with_tokenizer
 from agentrl.plugins.sources import import_source
-from agentrl.servers.launch import launcher
 from parts.hub import Repository, ask_in_process, hub_with
+from parts.played_server import played_sglang
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "fedcba9876543210fedcba9876543210fedcba98"
@@ -236,31 +233,6 @@ def test_a_library_registers_the_model_before_it_is_loaded(tmp_path):
     assert done.stdout.splitlines()[-1] == "OwnForCausalLM"
 
 
-def test_the_embedded_server_is_told_of_it_by_its_place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_model.py").write_text("")
-    made = launcher(RolloutConfig(), ModelConfig(external_lib="own_model.py"), api_key=None)
-    command = made.command("m", weight_version="0", host="h", port=1)
-    assert command[command.index("--external-lib") + 1] == str(tmp_path / "own_model.py")
-    assert "--trust-remote-code" not in command
-    trusted = launcher(
-        RolloutConfig(backend="sglang"),
-        ModelConfig(trust_remote_code=True, external_lib="own.module"),
-        api_key=None,
-    )
-    assert "--trust-remote-code" in trusted.command("m", weight_version="0", host="h", port=1)
-
-
-def test_a_library_that_is_missing_ends_the_server_with_one_line(tmp_path, capsys):
-    folder, num_threads = folder_of(tmp_path / "model"), torch.get_num_threads()
-    try:
-        status = serve([str(folder), "--port", "0", "--external-lib", "no_such.py"])
-    finally:
-        torch.set_num_threads(num_threads)
-    assert status == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "error: plugin file 'no_such.py' does not exist"
-
-
 def test_a_library_travels_with_the_run(tmp_path):
     assert user_files(Config(model=ModelConfig(external_lib="own_model.py"))) == ["own_model.py"]
     assert user_files(Config(model=ModelConfig(external_lib="own.module"))) == []
@@ -292,8 +264,8 @@ def test_a_policy_that_cannot_be_trained_is_refused_before_anything_starts(tmp_p
     }
     kind.from_config(Qwen2Config(**sizes, intermediate_size=8)).save_pretrained(tmp_path / "model")
     model = {"path": str(tmp_path / "model"), "dtype": dtype}
-    config = Config.model_validate({"model": model, "trainer": {"run_dir": str(tmp_path / "run")}})
-    with pytest.raises(ConfigError, match=f"^{message}"), open_run(config):
+    sections = {"model": model, "rollout": played_sglang(), "trainer": {"run_dir": str(tmp_path / "run")}}
+    with pytest.raises(ConfigError, match=f"^{message}"), open_run(Config.model_validate(sections)):
         pass
     assert not (tmp_path / "run").exists()
 

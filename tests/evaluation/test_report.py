@@ -1,12 +1,9 @@
-"""results.json, report.md and report.png of an evaluation: complete, true to the attempts, and without
-secrets.
-"""
+"""results.json and report.md of an evaluation: complete, true to the attempts, and without secrets."""
 
 from __future__ import annotations
 
 import json
 import re
-import struct
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -209,26 +206,12 @@ def test_examples_show_one_attempt_of_each_kind_and_cannot_end_their_fence(writt
     assert "[... 6014 characters ...]" in text
 
 
-def test_secrets_never_appear(written):
-    report, _, results, text = written
+def test_no_text_has_a_secret(written):
+    _, _, results, text = written
     for content in (text, json.dumps(results)):
         assert SECRET not in content
         assert "***" in content
     assert results["run"]["config"]["rollout"]["api_key_env"] == "KEY"
-    assert SECRET.encode() not in (report.folder / "report.png").read_bytes()
-
-
-def test_the_picture_has_as_many_panels_as_there_is_to_show(written, tmp_path):
-    report = written[0]
-    greedy = write_report(tmp_path, description(), gather(t.replace(extra_info={}) for t in evaluation(n=1)))
-    widths = [
-        struct.unpack(">II", (folder / "report.png").read_bytes()[16:24])[0]
-        for folder in (report.folder, greedy.folder)
-    ]
-    assert widths[0] == 2 * widths[1], "pass@k needs several attempts, and difficulties rows that name one"
-    text = (tmp_path / "report.md").read_text()
-    assert "## Several attempts" not in text
-    assert "## Contamination" not in text
 
 
 @pytest.mark.parametrize(
@@ -249,7 +232,7 @@ def test_a_report_is_written_of_whatever_was_measured(tmp_path, attempts):
     assert json.loads((tmp_path / "results.json").read_text())["summary"]["overall"]["num_attempts"] == len(
         attempts
     )
-    assert all((report.folder / name).stat().st_size for name in ("report.md", "report.png"))
+    assert (report.folder / "report.md").stat().st_size
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -21,12 +20,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
-from agentrl.config.schema import Config
 from agentrl.data.adapter_source import read_adapter
 from agentrl.data.checkpoint_files import read_model_config
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.extras.plan.explain import explain
 from agentrl.learner.learner import Learner
 from agentrl.learner.lora import write_adapter
 from agentrl.learner.packing import pack
@@ -452,16 +449,6 @@ def test_weights_of_another_model_are_refused_by_name(stored, tmp_path, damage):
         with lone_learner(learner_spec(resolve_model(continued(folder, path=str(copy))))):
             pass
     assert said[damage] in str(caught.value)
-
-
-def test_a_path_needs_the_rank_and_explain_names_it():
-    with pytest.raises(ValidationError, match="set rank, alpha"):
-        LoRAConfig(path="a")
-    config = Config.model_validate(
-        {"model": {"lora": {"path": "my/adapter", "rank": 3, "target_modules": ["q"]}}}
-    )
-    assert "continued from my/adapter; rank 3, alpha 32, on q" in explain(config)
-    assert "new, adds nothing at first" in explain(Config.model_validate({"model": {"lora": {"rank": 3}}}))
 
 
 # ------------------------------------------------------------------------------------------------------ ranks

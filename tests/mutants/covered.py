@@ -9,7 +9,7 @@ from pathlib import Path
 
 ALGORITHMS = (
     "docs/test_algorithms.py",
-    "learner/test_verl_mathematics.py",
+    "extras/verl/test_verl_mathematics.py",
     "learner/test_laws_of_updates.py",
 )
 ADVANTAGES = (
@@ -18,7 +18,7 @@ ADVANTAGES = (
     "controller/test_credit.py",
     "learner/test_one_process.py",
     "docs/test_coming_from_verl.py",
-    "learner/test_verl_mathematics.py",
+    "extras/verl/test_verl_mathematics.py",
 )
 LEARNER = (
     "learner/test_learner.py",
@@ -32,6 +32,7 @@ JOURNAL = (
     "buffer/test_journal_file.py",
     "buffer/test_journal.py",
     "buffer/test_journal_damage.py",
+    "extras/research/test_audited_damage.py",
     "buffer/test_buffer.py",
     "buffer/test_buffer_actor.py",
     "extras/research/test_audit_run.py",
@@ -49,16 +50,16 @@ LEDGER = (
 CHECKERS = (
     "extras/answers/test_answer_bounds.py",
     "extras/answers/test_answers.py",
-    "rewards/test_builtin.py",
-    "rewards/test_rewards.py",
+    "extras/answers/test_builtin.py",
+    "extras/answers/test_rewards.py",
     "plugins/test_tools_finish.py",
     "extras/datatools/test_benchmarks.py",
     "extras/datatools/test_arithmetic_data.py",
 )
 CALLS = (
     "rewards/test_reward_calls.py",
-    "rewards/test_rewards.py",
-    "rewards/test_builtin.py",
+    "extras/answers/test_rewards.py",
+    "extras/answers/test_builtin.py",
     "rollout/test_scoring.py",
     "extras/research/test_score.py",
     "controller/test_batch_rewards.py",
@@ -81,7 +82,7 @@ TRAJECTORIES = (
     "rollout/test_message_model.py",
     "extras/testing/test_testing.py",
     "evaluation/test_play.py",
-    "protocol/test_trajectories.py",
+    "extras/embedded/protocol/test_trajectories.py",
     "rollout/test_manager.py",
 )
 CHAT = (
@@ -104,6 +105,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "agentrl/buffer": (
         *LEDGER,
         "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
         "buffer/test_buffer_actor.py",
         "extras/research/test_audit_run.py",
     ),
@@ -171,6 +173,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "buffer/test_training_buffer.py",
         "buffer/test_buffer_actor.py",
         "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
         "buffer/test_late_rows.py",
     ),
     "agentrl/buffer/audit.py": (
@@ -178,16 +181,22 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "buffer/test_journal.py",
         "extras/research/test_audit_run.py",
         "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
     ),
     "agentrl/buffer/buffer.py": (
         *LEDGER,
         "buffer/test_curriculum.py",
         "buffer/test_late_rows.py",
         "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
         "extras/research/test_audit_run.py",
         "rollout/test_manager.py",
     ),
-    "agentrl/buffer/checksums.py": ("buffer/test_journal_damage.py", "buffer/test_journal.py"),
+    "agentrl/buffer/checksums.py": (
+        "buffer/test_journal_damage.py",
+        "extras/research/test_audited_damage.py",
+        "buffer/test_journal.py",
+    ),
     "agentrl/buffer/curriculum.py": (
         "buffer/test_curriculum.py",
         "buffer/test_curriculum_buffer.py",
@@ -202,7 +211,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/buffer/ledger.py": LEDGER,
     "agentrl/buffer/lineage.py": (
         "buffer/test_lineage.py",
-        "controller/test_alarms.py",
+        "extras/watch/test_alarms.py",
         "buffer/test_journal.py",
         "controller/test_run_verbs.py",
     ),
@@ -296,7 +305,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/extras/sandbox/code_judge.py": PROGRAMS,
     "agentrl/extras/sandbox/code_tests.py": ("extras/sandbox/test_code_tests.py",),
     "agentrl/rewards/custom.py": (*CALLS, "extras/testing/test_contracts.py"),
-    "agentrl/extras/answers/gsm8k.py": (*CHECKERS, "plugins/test_tools_gsm8k_reward.py"),
+    "agentrl/extras/answers/gsm8k.py": (*CHECKERS, "extras/answers/test_tools_gsm8k_reward.py"),
     "agentrl/extras/answers/cpu_limit.py": ("extras/answers/test_cpu_limit.py",),
     "agentrl/extras/judges/llm_judge.py": ("extras/judges/test_services.py",),
     "agentrl/rewards/pool.py": CALLS,
@@ -341,7 +350,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "learner/test_critic.py",
     ),
     "agentrl/controller/batches.py": (
-        "run/test_dynamic_sampling.py",
+        "extras/runs/test_dynamic_sampling.py",
         "controller/test_masked.py",
     ),
     "agentrl/controller/batch_rewards.py": (
@@ -472,7 +481,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "rollout/test_bad_servers.py",
         "extras/gateway/test_streams.py",
         "rollout/test_experts.py",
-        "protocol/test_trajectories.py",
+        "extras/embedded/protocol/test_trajectories.py",
     ),
     "agentrl/rollout/sampling.py": (
         "rollout/test_teacher.py",
@@ -496,7 +505,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "agentrl/rollout/teacher.py": (
         "rollout/test_teacher.py",
-        "protocol/test_teacher.py",
+        "extras/embedded/protocol/test_teacher.py",
     ),
 }
 

@@ -25,8 +25,6 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import save_checkpoint
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
-from agentrl.extras.storage.fetched import fetched_folder
-from agentrl.extras.storage.storage import StoragePath
 from agentrl.http.client import HttpClient
 from agentrl.learner import weights
 from agentrl.learner.learner import LearnerSpec
@@ -112,24 +110,6 @@ def test_an_exported_checkpoint_computes_the_same(base, tmp_path):
     assert same_weights(tmp_path / "out", tmp_path / "policy")
     assert loaded.generation_config.eos_token_id == [3, 5]
     assert loaded.config.architectures == ["Qwen2ForCausalLM"]
-
-
-def test_an_export_from_storage_into_storage_is_the_same(base, tmp_path, s3):
-    checkpoint, _ = checkpoint_of(ModelConfig(path=str(base)), tmp_path)
-    place = StoragePath.of(f"{s3.url}/step_000002")
-    for path in [path for path in checkpoint.rglob("*") if path.is_file()]:
-        (place / str(path.relative_to(checkpoint))).upload(path)
-    arguments = ["export", f"{s3.url}/step_000002", f"{s3.url}/out"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert same_weights(fetched_folder(f"{s3.url}/out"), tmp_path / "policy")
-    assert "exists and is not empty" in str(CliRunner().invoke(app, arguments).exception)
-    shard = next(name for name in place.files() if name.endswith(".distcp"))
-    (place / shard).write(b"another")
-    (place / "manifest.json").write((place / "manifest.json").read() + b" ")  # else the local copy is used
-    assert f"{shard} is damaged" in str(CliRunner().invoke(app, [*arguments[:2], "out"]).exception)
-    (place / "manifest.json").delete()
-    assert "it has no manifest.json" in str(CliRunner().invoke(app, [*arguments[:2], "out"]).exception)
 
 
 def test_it_brings_its_tokenizer_and_needs_nothing_but_the_checkpoint(base, tmp_path):

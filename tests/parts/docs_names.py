@@ -213,7 +213,8 @@ def read_project(root: Path = ROOT) -> Project:
                 pieces |= _pieces(tree)
         elif path.suffix in TEXTS and is_package:
             strings.append(path.read_text(encoding="utf-8"))
-    modules |= {f"agentrl.{room}": modules[f"agentrl.extras.{room}"] for room in ADDRESSES}
+    extras = {room: modules.get(f"agentrl.extras.{room}") for room in ADDRESSES}
+    modules |= {f"agentrl.{room}": names for room, names in extras.items() if names is not None}
     words |= {Path(file).stem for file in files if file.endswith(".jinja")}  # templates are chosen by name
     words |= {word for text in strings for word in WORD.findall(text)}
     return Project(root, frozenset(files), modules, frozenset(words), "\n".join(strings), frozenset(pieces))

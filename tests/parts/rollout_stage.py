@@ -1,6 +1,4 @@
-"""The stage of agentrl.testing for tests of the loop itself: what the model says is sampled exactly, time is
-a mock clock's.
-"""
+"""The stage for tests of the loop itself: what the model says is sampled exactly, time is a mock clock's."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import load_plugins
 from agentrl.rollout.conversation_line import PromptLimits
-from agentrl.testing import Raw, ScriptedModel, Stage, tiny_chat
 from agentrl.types import Message, Task, Trajectory
+from parts.rewards import Evenness, Number, Tutor
+from parts.scripted import Raw, ScriptedModel, Stage, tiny_chat
 
 Script = Callable[[int, str], str]
 
@@ -31,6 +30,17 @@ def scripted_client(chat: Chat, script: Script, **options) -> ScriptedModel:
     return ScriptedModel(
         chat, lambda _, text: Raw(script(text.count("<|im_start|>assistant\n") - 1, text)), **options
     )
+
+
+SOURCE = "sums"
+OWN = (Number, Evenness, Tutor)
+
+
+def stage_rewards(**reward) -> RewardConfig:
+    """Score the tasks of the stage by their number, unless `reward` says otherwise."""
+    sources = {SOURCE: "number", **reward.pop("sources", {})}
+    # A mock clock sees no threads: any finite deadline of a reward would be jumped to while its thread works.
+    return RewardConfig(**{"timeout_s": math.inf, "sources": sources, **reward})
 
 
 class World(Stage):
@@ -52,7 +62,7 @@ class World(Stage):
         **client,
     ) -> None:
         registered = load_plugins()
-        for plugin in plugins:
+        for plugin in (*OWN, *plugins):
             registered.add_module(SimpleNamespace(__name__=plugin.__module__, plugin=plugin))
         self.hosted = [plugin for plugin in plugins if getattr(plugin, "runtime", None) == "asyncio"]
         self.client = scripted_client(chat, script, **client)
@@ -61,9 +71,7 @@ class World(Stage):
             plugins=registered,
             agent=AgentConfig(**{"tools": ("calculator",), **(agent or {})}),
             rollout=RolloutConfig(**{"group_size": 1, **(rollout or {})}),
-            # A mock clock sees no threads: any finite deadline of a reward would be jumped to while its
-            # thread works.
-            reward=RewardConfig(**{"timeout_s": math.inf, **(reward or {})}),
+            reward=stage_rewards(**(reward or {})),
             prompt=prompt or PromptLimits(512, "filter"),
             context_tokens=1024,
             attempts_per_group=attempts_per_group,
@@ -91,7 +99,7 @@ def make_task(question: str = "What is 6 * 7?", *, agent: str = "tool_agent", tr
     return Task(
         **{
             "task_id": "t:0",
-            "data_source": "arithmetic",
+            "data_source": SOURCE,
             "messages": (Message("user", question),),
             "agent_name": agent,
             "ground_truth": truth,

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.plugins.blame import MAX_FRAMES, blaming, failure_of
 from agentrl.plugins.sources import import_source
-from agentrl.testing import call, play
 from agentrl.types import Failure, Outcome, PluginId
+from parts.scripted import call, play
 
 BROKEN = '''
 import json

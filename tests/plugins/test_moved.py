@@ -6,19 +6,10 @@ from agentrl.errors import PluginError
 from agentrl.plugins import load_plugins
 
 
-@pytest.mark.parametrize(
-    ("former", "now"),
-    [
-        ("agentrl.boxes.pool", "agentrl.extras.boxes"),
-        ("agentrl.rewards.gsm8k", "agentrl.extras.answers.gsm8k"),
-        ("agentrl.tools.python", "agentrl.extras.sandbox.python_tool"),
-        ("agentrl.fleet.servers", "agentrl.cluster"),
-    ],
-)
-def test_a_former_name_is_answered_with_the_new_one(tmp_path, former: str, now: str) -> None:
+def test_a_former_name_is_answered_with_the_new_one(tmp_path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(f"import {former}\n")
-    with pytest.raises(PluginError, match=rf"; it is {now} now \(.*mine.py:1\)$"):
+    file.write_text("import agentrl.fleet.servers\n")
+    with pytest.raises(PluginError, match=r"; it is agentrl.cluster now \(.*mine.py:1\)$"):
         load_plugins([str(file)])
 
 

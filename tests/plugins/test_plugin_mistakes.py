@@ -21,14 +21,18 @@ from agentrl.cli.app import app
 from agentrl.config.schema import Config
 from agentrl.controller.train import train
 from agentrl.errors import ConfigError, PluginError, UserError
+from parts.core_world import PLUGINS, SOURCE
+from parts.played_server import played_sglang
 
-CONFIG = """
-data: {train_files: [rows.jsonl]}
-model: {path: model}
-trainer: {run_dir: run, steps: 1}
-"""
+CONFIG = {
+    "data": {"train_files": ["rows.jsonl"]},
+    "model": {"path": "model"},
+    "reward": {"sources": {SOURCE: f"{PLUGINS}:Number"}},
+    "rollout": played_sglang(),
+    "trainer": {"run_dir": "run", "steps": 1},
+}
 ROW = {
-    "data_source": "arithmetic",
+    "data_source": SOURCE,
     "prompt": [{"role": "user", "content": "1+1"}],
     "reward_model": {"ground_truth": "2"},
 }
@@ -70,7 +74,7 @@ class Brevity(Reward):
 """
 USE_TOOL = ("agent.tools=['mine.py:Shout']", "agent.default=tool_agent")
 USE_AGENT = ("agent.default='mine.py:Loop'",)
-USE_REWARD = ("reward.sources={arithmetic: 'mine.py:Brevity'}",)
+USE_REWARD = ("reward.sources={sums: 'mine.py:Brevity'}",)
 USE_FILE = ("agent.plugins=[mine.py]",)
 
 
@@ -100,7 +104,7 @@ def here(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("model", "wide"):
         (tmp_path / name).symlink_to(models / name)
-    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     write(ROW)
 
 
@@ -206,7 +210,7 @@ def command(*arguments: str) -> Result:
         "async", "raised in `prom"),
         (USE_AGENT, AGENT, "    async", "    def prompt(self, task, tools): return 'hi'\n    async",
         "`prompt` returned ['h', 'i']; retur"),
-        (USE_REWARD, REWARD, "def score", "async def score", "reward.sources.arithmetic: reward 'brevity' "
+        (USE_REWARD, REWARD, "def score", "async def score", "reward.sources.sums: reward 'brevity' "
         "(mine.py:4): `score` is async,"),
         (USE_REWARD, REWARD, "    def", "    runs_in = 'asyncio'\n    def", "`score` is not async, but "
         "runs_in = 'asyncio' awaits it"),
@@ -254,8 +258,8 @@ def test_a_base_class_needs_neither_name_nor_methods():
         ("agent.tool_config={calculater: {}}", "agent.tool_config.calculater: unknown tool"),
         ("agent.tool_config={'mine.py:Shout': {}}", "settings must be under the tool's own name: write "
         "agent.tool_config.sh"),
-        ("agent.interaction_config={gsm9k: {}}", "agent.interaction_config.gsm9k: unknown interaction "
-        "'gsm9k' (did you mean 'gsm8k'?); registered: gsm8k"),
+        ("agent.interaction_config={scriptd: {}}", "agent.interaction_config.scriptd: unknown interaction "
+        "'scriptd' (did you mean 'scripted'?); registered: "),
         ("agent.agent_config={tool: {}}", "settings must be under the agent's own name: write "
         "agent.agent_config.tool_agent"),
         ("reward.reward_config={gsm9k: {}}", "reward.reward_config.gsm9k: unknown reward 'gsm9k'"),
@@ -312,7 +316,7 @@ def test_two_files_with_the_same_names():
 def test_a_custom_function_that_cannot_be_called(function, words):
     Path("mine.py").write_text(function + "\n")
     assert words in refused("reward.custom_function.path=mine.py")
-    assert words in refused("reward.sources={arithmetic: 'mine.py:compute_score'}")
+    assert words in refused("reward.sources={sums: 'mine.py:compute_score'}")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +373,7 @@ def test_what_is_no_function(text, words):
     [
         ({"prompt": "1+1"}, "field 'prompt': must be a list of {role, content}, is '1+1'"),
         ({"prompt": [{"content": "1+1"}]}, "field 'prompt[0].role': must be one of"),
-        ({"reward_model": None}, "arithmetic"),
+        ({"reward_model": None}, "the ground truth must be a number, is None"),
         ({"data_source": "arithmatic"}, "no reward for data_source 'arithmatic'"),
         ({"agent_name": "tool_agnt"}, "unknown agent 'tool_agnt'"),
         ({"extra_info": {"tools_kwargs": {"calculater": {}}}}, "unknown tool 'calculater'"),
@@ -429,8 +433,16 @@ def test_a_baseline_that_no_server_could_load(baselines, words):
 
 def test_an_empty_mapping_on_the_command_line_empties():
     Path("config.yaml").write_text(
-        CONFIG + "tracking: {baselines: {warm: nowhere}}\nagent: {tool_limits: {calculator: {timeout_s: 3}}, "
-        "tool_config: {search: {top_k: 3}}}\n"
+        yaml.safe_dump(
+            {
+                **CONFIG,
+                "tracking": {"baselines": {"warm": "nowhere"}},
+                "agent": {
+                    "tool_limits": {"calculator": {"timeout_s": 3}},
+                    "tool_config": {"calculator": {"digits": 3}},
+                },
+            }
+        )
     )
 
     def shown(*overrides: str) -> str:
@@ -441,7 +453,7 @@ def test_an_empty_mapping_on_the_command_line_empties():
     assert "warm: nowhere" in shown()
     assert "baselines: {}" in shown("tracking.baselines={}")
     assert "baselines:\n    mine: x\n" in shown("tracking.baselines={}", "tracking.baselines.mine=x")
-    assert "search: {}" in shown("agent.tool_config.search={}")
+    assert "calculator: {}" in shown("agent.tool_config.calculator={}")
     assert "timeout_s: 3.0\n" not in shown("agent.tool_limits.calculator={}")
     assert "warm: nowhere" in shown("tracking.baselines={mine: x}"), "what is not empty is added"
 
@@ -466,13 +478,8 @@ def test_the_commands_themselves():
     for arguments in (
         ["train"],
         ["plugins"],
-        ["play"],
         ["eval", "--model", "model", "--on", "rows.jsonl", "--out", "out"],
     ):
         result = command(arguments[0], "config.yaml", *USE_TOOL, *arguments[1:])
         assert isinstance(result.exception, PluginError), (arguments, result.exception, result.output)
         assert str(result.exception) == words, arguments
-    write({**ROW, "extra_info": {"tools_kwargs": {"calculater": {}}}})
-    played = command("play", "config.yaml")
-    assert isinstance(played.exception, PluginError)
-    assert str(played.exception).startswith("rows:0: unknown tool 'calculater'")

@@ -24,7 +24,7 @@ from agentrl.data.checked_dataset import OfferedTools
 from agentrl.errors import PluginError
 from agentrl.plugins import Reference, Tool, import_source, load_plugins, locate
 from agentrl.plugins.sources import SHIPPED_PACKAGE, pack_files
-from agentrl.testing import play
+from parts.scripted import play
 from parts.trajectories import make_task
 
 TOOL_FILE = '''

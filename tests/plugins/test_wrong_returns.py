@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.testing import call, play
 from agentrl.types import Outcome
+from parts.scripted import call, play
 
 HEAD = """import datetime
 import agentrl.plugins as rl

@@ -33,7 +33,10 @@ STILL_TO_THE_EXTRAS = 69
 """Imports of extras in the core, which may only become fewer."""
 ELSEWHERE = "agentrl/extras/hubs/inside/"
 """Programs that run in the interpreters of other packages."""
-WITH_RAY = {"cluster", "controller", "offline", "cli", "extras.doctor", "extras.research"}
+WITH_RAY = {
+    *("cluster", "controller", "offline", "cli"),
+    *("extras.doctor", "extras.research", "extras.watch"),
+}
 IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
 HEAVY = {"torch", "transformers", "ray"}
 

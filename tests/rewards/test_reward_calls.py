@@ -16,7 +16,7 @@ import torch
 import trio
 import trio.testing
 
-from agentrl.config.reward import RewardConfig
+from agentrl.config.reward import REWARD_PRESETS, RewardConfig
 from agentrl.errors import ConfigError, DataError, LearnerError, PluginError, RewardError
 from agentrl.plugins import BatchReward, GroupReward, Reward, RewardResult, TurnReward, load_plugins
 from agentrl.rewards import custom
@@ -443,7 +443,15 @@ def test_an_async_function_runs_in_asyncio_alone(functions):
 # -------------------------------------------------------------------------------------------------- the table
 
 PLUGINS = """
+from agentrl.errors import ConfigError
 from agentrl.plugins import GroupReward, Reward, RewardResult
+
+class Fixed(Reward):
+    name = "fixed"
+    def __init__(self, config=None):
+        super().__init__(config)
+        if self.config: raise ConfigError("it has no options")
+    def score(self, attempt): return RewardResult(1.0)
 
 class Own(Reward):
     name = "own"
@@ -478,7 +486,7 @@ def names(terms) -> list[str]:
 
 def test_terms_stand_beside_the_rows_own_reward(table_of):
     table = table_of(
-        sources={"s": "own", "t": "gsm8k"},
+        sources={"s": "own", "t": "fixed"},
         weight=0.5,
         timeout_s=9.0,
         terms={
@@ -497,7 +505,7 @@ def test_terms_stand_beside_the_rows_own_reward(table_of):
     assert [t.reward.score(DONE).value for t in (own, again)] == [3.0, 4.0]
     assert own.recipe is again.recipe is None
     assert rank.recipe.make().name == "rank"
-    assert names(table.terms(task_of("t"))) == ["gsm8k", "rank"]
+    assert names(table.terms(task_of("t"))) == ["fixed", "rank"]
     assert names(table.terms(task_of("s"), "group")) == ["rank"]
     assert names(table.terms(task_of("s"), "trajectory", "turn")) == ["own", "again"]
     assert table.own(task_of("s")) is own is table.terms(task_of("s"))[0]
@@ -515,8 +523,14 @@ def test_presets_do_not_count_as_configured(table_of):
     table = table_of()
     assert not table.may_score("trajectory")
     assert table.find(Reward) == []
-    assert table.own(task_of("gsm8k")).name == "gsm8k"
-    assert table.find(Reward) != []
+
+
+def test_a_preset_that_is_not_installed_is_missed_by_the_tasks_that_need_it(table_of, monkeypatch):
+    monkeypatch.setitem(REWARD_PRESETS, "absent", "absent")
+    table = table_of(sources={"s": "own"})
+    assert table.own(task_of("s")).name == "own"
+    with pytest.raises(PluginError, match="unknown reward 'absent'"):
+        table.own(task_of("absent"))
 
 
 def test_a_reference_to_a_function_is_a_reward(table_of, functions):
@@ -561,7 +575,7 @@ def test_the_custom_function_goes_before_all_sources(table_of, functions):
             for name in ("tool", "interaction", "agent")
         ),
         ({"reward_config": {"FILE:Own": {}}}, PluginError, "write reward.reward_config.own"),
-        ({"sources": {"s": "gsm8k"}, "reward_config": {"gsm8k": {"x": 1}}}, ConfigError, r"reward.sources.s"),
+        ({"sources": {"s": "fixed"}, "reward_config": {"fixed": {"x": 1}}}, ConfigError, r"reward.sources.s"),
     ],
 )
 def test_a_wrong_table_is_refused_at_the_start(table_of, tmp_path, config, kind, told):
@@ -575,15 +589,15 @@ def test_a_wrong_table_is_refused_at_the_start(table_of, tmp_path, config, kind,
 
 
 def test_every_reward_of_a_task_is_checked(table_of):
-    table = table_of(sources={"s": "own", "g": "gsm8k"}, terms={"other": {"reward": "own", "sources": ["g"]}})
+    table = table_of(sources={"s": "own", "g": "fixed"}, terms={"other": {"reward": "own", "sources": ["g"]}})
     for source in ("s", "g"):
         table.check(task_of(source))
     with pytest.raises(DataError, match="reward 'own' raised in `check`: OSError: no disk"):
         table.check(task_of("s", "broken"))
-    same = table_of(sources={"s": "own"}, terms={"own": {}})
+    same = table_of(sources={"s": "own", "g": "fixed"}, terms={"own": {}})
     with pytest.raises(ConfigError, match=r"reward.terms.own: the data source 's' already has this reward"):
         same.check(task_of("s"))
-    same.check(task_of("gsm8k"))
+    same.check(task_of("g"))
     with pytest.raises(DataError, match=r"task t:9: no reward for data_source 'x'; known: .*arithmetic"):
         same.check(task_of("x", task_id="t:9"))
 

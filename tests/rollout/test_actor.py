@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import queue
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -22,9 +21,8 @@ from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.rollout.limits import model_limits
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
-from agentrl.types import Lease, Outcome, ServerPause, Trajectory
-from parts.collector import Collector
-from parts.span_trees import check_tree
+from agentrl.types import Lease, Outcome, Trajectory
+from parts.core_world import PLUGINS, SOURCE
 
 
 class Parrot(ThreadingHTTPServer):
@@ -126,7 +124,11 @@ def parrot(chat) -> Iterator[Parrot]:
 
 def config(folder: str, **groups) -> Config:
     return Config(
-        model={"path": folder}, agent={"tools": ("calculator",)}, rollout={"group_size": 2}, **groups
+        model={"path": folder},
+        agent={"tools": ("calculator",)},
+        rollout={"group_size": 2},
+        reward={"sources": {SOURCE: f"{PLUGINS}:Number"}},
+        **groups,
     )
 
 
@@ -153,32 +155,6 @@ def test_it_plays_training_and_validation_and_stops(stage, folder, parrot):
     running.join(10)
     assert not running.is_alive()
     part.stop()  # again: nothing happens
-
-
-def test_traces_reach_a_collector_with_the_pauses_of_servers(stage, folder, parrot):
-    """The server is paused while it holds a turn back: the pause is a part of that generation."""
-    parrot.gate.clear()
-    with Collector() as collector:
-        spans = {"endpoint": collector.url}
-        part = RolloutWorker(RolloutSettings.of(config(folder, tracking={"spans": spans})), None)
-        began = time.time_ns()
-        part.set_servers({parrot.url: None}, 1)
-        playing = in_thread(lambda: part.play([Lease(7, stage.task(), 1, 1)]))
-        assert parrot.asked.wait(60)
-        pauses = [ServerPause(url, began, time.time_ns()) for url in (f"{parrot.url}/", "http://other:1")]
-        part.trace_pauses(pauses)
-        parrot.gate.set()
-        playing.join(60)
-        part.stop()
-        assert part.stats()["spans_sent"] == len(collector.spans) == 5
-        assert part.span_problem() == ""
-    [spans] = collector.traces.values()
-    root = check_tree(spans)
-    assert (root.attributes["agentrl.kind"], root.attributes["agentrl.reward"]) == ("validation", 1.0)
-    named = {span.name: span for span in spans}
-    assert named.keys() == {"attempt", "generate", "request", "publish pause", "reward"}
-    assert named["request"].parent_id == named["publish pause"].parent_id == named["generate"].span_id
-    assert named["request"].attributes["url.full"] == parrot.url
 
 
 def test_stop_ends_what_is_under_way(stage, folder, parrot):

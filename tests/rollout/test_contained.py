@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -26,8 +27,8 @@ from agentrl.plugins import (
 )
 from agentrl.plugins.contained import PluginQuit, contained
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.testing import call, play
 from agentrl.types import Outcome
+from parts.scripted import call, play
 
 FOREVER_S = 60.0
 
@@ -305,10 +306,14 @@ def test_an_exception_passes_as_it_is_and_a_closed_coroutine_ends():
 
 
 INTERRUPTED = """
+import sys
+
 import trio
+
+sys.path.insert(0, TESTS)
 from agentrl.plugins import Tool, ToolResult
-from agentrl.testing import call
-from agentrl.testing import play
+from parts.scripted import call
+from parts.scripted import play
 
 class Busy(Tool):
     name, description, parameters, runtime = "busy", "is busy", {"type": "object"}, "trio"
@@ -329,7 +334,8 @@ except BaseExceptionGroup as group:
 
 @pytest.mark.parametrize("spins", [True, False])
 def test_ctrl_c_while_a_plugin_runs_ends_the_command(spins):
-    program = INTERRUPTED.replace("SPINS", str(spins))
+    tests = repr(str(Path(__file__).parents[1]))
+    program = INTERRUPTED.replace("SPINS", str(spins)).replace("TESTS", tests)
     running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     assert running.stdout.readline() == "begun\n"

@@ -220,7 +220,7 @@ def scored(stage, plan, values):
         lambda turn, _: f"turn {turn}",
         plugins=[Several, ZeroSum],
         agent={"tools": (), "max_turns": 9},
-        reward={"sources": {"arithmetic": "zero_sum"}},
+        reward={"sources": {"sums": "zero_sum"}},
     )
     (trajectory,) = world.play(stage.task(agent="several"))
     return trajectory

@@ -12,11 +12,10 @@ from tokenizers import AddedToken
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import TEMPLATE_FILE, build_tiny_tokenizer
-from agentrl.extras.testing.script import Raw
 from agentrl.plugins import AgentLoop, Interaction, InteractionReply
 from agentrl.rollout.decoded_response import decoded_response
-from agentrl.testing import play, tiny_chat
 from agentrl.types import Message, ToolCall
+from parts.scripted import Raw, play, tiny_chat
 from parts.trajectories import make_trajectory
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "75*35"}}</tool_call>'

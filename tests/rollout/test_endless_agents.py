@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from agentrl.plugins import AgentLoop
-from agentrl.testing import play
 from agentrl.types import Outcome, PluginId
+from parts.scripted import play
 
 SOON_S = 30.0
 """The deadline of an attempt here is ten minutes, unless a test sets another."""

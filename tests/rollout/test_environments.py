@@ -8,12 +8,10 @@ from typing import ClassVar
 import pytest
 import trio
 
-from agentrl.adapters.catalog import agent_plugins
 from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.data.checked_dataset import Playable, agent_choice
 from agentrl.errors import DataError, PluginError, ServerError, ToolError
-from agentrl.extras.testing.scaffold import write_plugin
 from agentrl.plugins import (
     AgentLoop,
     Attempted,
@@ -30,8 +28,8 @@ from agentrl.plugins import (
     load_plugins,
     tool,
 )
-from agentrl.testing import call, play
 from agentrl.types import Lease, Outcome, PluginId, Task, Trajectory
+from parts.scripted import call, play
 
 
 class Counter(Environment):
@@ -170,9 +168,7 @@ def world(stage, **options):
     own = {"tools": (), "trajectory_timeout_s": 20.0, "environment_timeout_s": 5.0}
     options["agent"] = {**own, **options.get("agent", {})}
     plugins = [Counter, Counted, Ending, Partner, Double, Compared]
-    return stage.World(
-        script, plugins=plugins, **{"reward": {"sources": {"arithmetic": "counted"}}, **options}
-    )
+    return stage.World(script, plugins=plugins, **{"reward": {"sources": {"sums": "counted"}}, **options})
 
 
 # --------------------------------------------------------------------------------------------------- lifetime
@@ -332,7 +328,7 @@ def test_a_reward_in_a_process_sees_the_facts_and_nothing_else(looks):
 
 
 def test_rewards_of_a_group_compare_facts(stage):
-    compared = {"sources": {"arithmetic": "compared"}}
+    compared = {"sources": {"sums": "compared"}}
     group, _ = train_on(world(stage, reward=compared), task(stage), size=3)
     assert [t.reward for t in group.added] == [1.0] * 3
 
@@ -433,59 +429,6 @@ def test_rows_and_configs_that_make_no_sense(stage, agent, row, problem):
 def test_an_agent_without_tools_plays_a_row_that_offers_none(stage):
     row = {"environment_kwargs": {"name": "counter"}, "extra_info": {"tool_selection": []}}
     playable().check(stage.task(agent="single_turn_agent", **row))
-
-
-@pytest.mark.parametrize(
-    ("agent", "problem"),
-    [
-        ({"environment": "shop"}, "agent.environment: unknown environment 'shop'"),
-        ({"environment_config": {"shop": {}}}, "agent.environment_config.shop: unknown environment 'shop'"),
-        (
-            {"tool_config": {"boxes.open_box": {}}, "plugins": ["{boxes}"]},
-            "a method of an environment has no settings of its own: write agent.environment_config.boxes",
-        ),
-        (
-            {"tool_config": {"open_box": {}}, "plugins": ["{boxes}"]},
-            "agent.tool_config.open_box: a method of an environment has no settings of its own: write "
-            "agent.environment_config.boxes",
-        ),
-        (
-            {"tools": ["open_box"], "plugins": ["{boxes}"]},
-            "agent.tools: the tool 'open_box' is a method of an environment: rows with the environment offer",
-        ),
-        (
-            {"tools": ["boxes.open_box"], "plugins": ["{boxes}"]},
-            "agent.tools: the tool 'boxes.open_box' is a method of an environment",
-        ),
-        (
-            {"tool_limits": {"open_box": {}}, "plugins": ["{boxes}", "{crates}"]},
-            "several environments have this tool: write one of boxes.open_box, crates.open_box",
-        ),
-        (
-            {"tool_limits": {"boxes.shut": {}}, "plugins": ["{boxes}"]},
-            "unknown tool 'boxes.shut'; registered",
-        ),
-    ],
-)
-def test_settings_that_nothing_reads(tmp_path, agent, problem):
-    written = {name: write_plugin("environment", name, tmp_path).file for name in ("boxes", "crates")}
-    sources = [source.format(**written) for source in agent.get("plugins", ())]
-    with pytest.raises(PluginError, match=problem):
-        agent_plugins(AgentConfig(**{**agent, "plugins": sources}))
-
-
-@pytest.mark.parametrize("name", ["boxes.open_box", "open_box"])
-def test_limits_of_a_method_are_under_its_name_with_or_without_its_environment(tmp_path, name):
-    written = write_plugin("environment", "boxes", tmp_path)
-    limits = {name: {"max_output_tokens": 2}}
-    agent_plugins(AgentConfig(plugins=[str(written.file)], tool_limits=limits))
-    trajectory = play(
-        [call("open_box", number=1), "done"],
-        environment=f"{written.file}:Boxes",
-        environment_kwargs={"boxes": 2, "prize": 2},
-        tool_limits=limits,
-    )
-    assert trajectory.metrics["num_cut_outputs"] == 1
 
 
 def test_two_environments_may_have_tools_of_the_same_name(stage):

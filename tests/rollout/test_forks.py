@@ -106,7 +106,7 @@ def test_rewards_find_their_turns_in_whichever_row_they_are(stage, thinking_chat
     trajectory, _ = play(stage, thinking_chat, [THOUGHT + "one", THOUGHT + "two", THOUGHT + "three"])
     steps = [event for event in trajectory.rewards if event.name == "agent/step"]
     assert [trajectory.turn_ids[event.position] for event in steps] == [0, 1, 2]
-    last = next(event for event in trajectory.rewards if event.name == "arithmetic")
+    last = next(event for event in trajectory.rewards if event.name == "number")
     assert last.position == trajectory.num_tokens - 1
 
 

@@ -737,9 +737,9 @@ def test_an_error_of_the_sink_ends_the_run(stage):
 
 
 def test_kinds_of_agents_mix_in_one_batch(stage):
-    partner = {"name": "gsm8k", "ground_truth": "42"}
+    partner = {"name": "tutor", "ground_truth": "42"}
     tasks = [
-        stage.task("single", agent="single_turn_agent", data_source="gsm8k"),
+        stage.task("single", agent="single_turn_agent", data_source="sums"),
         stage.task("tool"),
         stage.task(
             "interaction",

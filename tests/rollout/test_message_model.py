@@ -16,8 +16,6 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import RequestRefused, ServerError
-from agentrl.extras.gateway.chat_completions import read_request
-from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
 from agentrl.plugins import AgentLoop, Session, load_plugins
 from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -34,6 +32,7 @@ from agentrl.rollout.message_session import UncountedChat, uncounted_chat
 from agentrl.rollout.player_stack import PlayerParts, open_stack
 from agentrl.rollout.recorder import Attempt
 from agentrl.types import Message, Task, ToolCall, Trajectory
+from parts.http_answers import HttpRequest, HttpResponse, serve_http
 
 QUESTION = (Message("user", "?"),)
 
@@ -72,7 +71,7 @@ def talk(
                     status, body = answer(json.loads(request.body or b"{}"))
                     return HttpResponse(status, json.dumps(body).encode())
 
-                nursery.start_soon(lambda h=handle, ls=listeners: serve_http(h, ls, max_body_bytes=2**20))
+                nursery.start_soon(lambda h=handle, ls=listeners: serve_http(h, ls))
                 urls.append(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1")
             pressure = Pressure()
             model = MessageModel(urls, "m", api_key=None, max_connections=8, backpressure=pressure, **options)
@@ -210,8 +209,8 @@ def test_every_call_is_shown_with_its_answer_also_one_that_could_not_be_read() -
         Message("tool", "!", tool_call_id="b"),
     )
     written = [write_message(message) for message in messages]
-    body = json.dumps({"model": "m", "messages": written}).encode()
-    assert [call.id for call in read_request(body).messages[1].tool_calls] == ["a", "b"]
+    assert [call["id"] for call in written[1]["tool_calls"]] == ["a", "b"]
+    assert [message.get("tool_call_id") for message in written[2:]] == ["a", "b"]
 
 
 def test_the_names_of_models() -> None:

@@ -18,8 +18,8 @@ from agentrl.config.opponents import OpponentConfig
 from agentrl.data.checked_dataset import Playable
 from agentrl.errors import ConfigError, DataError, RequestRefused, ServerError
 from agentrl.rollout.opponents import Opponents
-from agentrl.testing import play, tiny_chat
 from agentrl.types import Generation, Message, Outcome, SamplingParams, Task
+from parts.scripted import play, tiny_chat
 
 NIM = Path(__file__).parents[2] / "examples" / "nim.py"
 OWN = {"agent": "nim", "environment": "pile", "reward": "won", "plugins": [str(NIM)], "max_turns": 9}

@@ -15,11 +15,9 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.figures.trajectory_metrics import is_correct, summarise_trajectories
 from agentrl.plugins import AgentLoop, Attempted, GroupReward, Reward, RewardResult
-from agentrl.ports import ReservedPort
 from agentrl.rollout.player_stack import Validating
 from agentrl.rollout.worker import RolloutSettings
 from agentrl.types import Failure, Lease, Outcome
-from parts.guests import ByChat, guest
 
 SAMPLING = EvalConfig(temperature=1.0)
 
@@ -67,11 +65,9 @@ class Best(GroupReward):
         ]
 
 
-@pytest.mark.parametrize("reward", ["arithmetic", "best"])
+@pytest.mark.parametrize("reward", ["number", "best"])
 def test_what_has_not_ended_at_the_deadline_is_returned_as_timed_out(stage, reward):
-    world = stage.World(
-        lambda *_: "#### 42", plugins=[Slow, Best], reward={"sources": {"arithmetic": reward}}
-    )
+    world = stage.World(lambda *_: "#### 42", plugins=[Slow, Best], reward={"sources": {"sums": reward}})
     seconds = [1.0, math.inf, 2.0, 50.0]
     tasks = [
         stage.task(agent="slow", task_id=f"t:{i}", extra_info={"seconds": s}) for i, s in enumerate(seconds)
@@ -163,7 +159,7 @@ def test_validation_alone_uses_all_slots(stage):
 
 
 def test_validation_has_rewards_and_tools_of_its_own(stage):
-    own = Validating(tools=(), reward=RewardConfig(timeout_s=math.inf, sources={"arithmetic": "gsm8k"}))
+    own = Validating(tools=(), reward=RewardConfig(timeout_s=math.inf, sources={"sums": "evenness"}))
     world = stage.World(lambda *_: "#### 42", validation=own)
     rows = Rows([stage.task()])
     kept: list = []
@@ -176,38 +172,12 @@ def test_validation_has_rewards_and_tools_of_its_own(stage):
 
     (validated,) = world.run(main)
     (trained,) = kept
-    assert "reward/arithmetic" in trained.metrics
-    assert "reward/gsm8k" not in trained.metrics
-    assert "reward/gsm8k" in validated.metrics
-    assert "reward/arithmetic" not in validated.metrics
+    assert "reward/number" in trained.metrics
+    assert "reward/evenness" not in trained.metrics
+    assert "reward/evenness" in validated.metrics
+    assert "reward/number" not in validated.metrics
     assert "calculator" in world.chat.decode(trained.token_ids.tolist())
     assert "calculator" not in world.chat.decode(validated.token_ids.tolist())
-
-
-def test_training_and_validation_listen_on_the_same_port(stage, request):
-    """A second gateway in the process would find the configured port taken."""
-
-    async def program(endpoint, task) -> None:
-        async with ByChat(endpoint, None, is_stream=False) as client:
-            client.say("a")
-            await client.ask()
-
-    reserved = ReservedPort()
-    request.addfinalizer(reserved.release)
-    own = Validating(tools=(), reward=RewardConfig())
-    agent = {"tools": (), "gateway": {"port": reserved.number}}
-    world = stage.World(lambda *_: "#### 42", plugins=[guest(program)], validation=own, agent=agent)
-    task = stage.task(agent="guest")
-    rows, kept = Rows([task]), []
-
-    async def main(manager):
-        async with trio.open_nursery() as nursery:
-            rows.add = lambda trajectories: _keep(kept, trajectories, nursery)
-            nursery.start_soon(manager.run, rows, rows)
-        return await manager.play(world.leases([task], 1), SAMPLING)
-
-    played = [*world.run(main, real_time=True), *kept]
-    assert [(t.outcome, t.failure) for t in played] == [(Outcome.COMPLETED, None)] * 2
 
 
 async def _keep(kept: list, trajectories, nursery: trio.Nursery) -> None:
@@ -216,7 +186,7 @@ async def _keep(kept: list, trajectories, nursery: trio.Nursery) -> None:
 
 
 def test_accuracy_is_of_the_own_reward_whatever_terms_take_from_the_sum(stage):
-    reward = {"sources": {"arithmetic": "plain"}, "terms": {"penalty": {"weight": 1.0}}}
+    reward = {"sources": {"sums": "plain"}, "terms": {"penalty": {"weight": 1.0}}}
     world = stage.World(lambda *_: "#### 42", plugins=[Plain, Penalty], reward=reward)
     (trajectory,) = world.play(stage.task())
     assert trajectory.reward == -1.0

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.plugins import AgentLoop
-from agentrl.testing import call
-from agentrl.testing import play as play_script
 from agentrl.types import Message, Outcome
+from parts.scripted import call
+from parts.scripted import play as play_script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "summary_agent.py"
 

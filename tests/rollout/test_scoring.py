@@ -406,7 +406,7 @@ def test_a_group_is_compared_when_all_its_members_are_there(stage, has_greedy):
     ranks = {len(t.messages[-1].content): sum_of(t, "rank") for t in book.added}
     assert ranks == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
     assert [t.member for t in book.added] == [0, 1, 2, 3]
-    assert {event.name for t in book.added for event in t.rewards} == {"arithmetic", "rank"}
+    assert {event.name for t in book.added for event in t.rewards} == {"number", "rank"}
 
 
 @pytest.mark.parametrize("policy", ["shrink", "mask"])
@@ -500,9 +500,7 @@ def compute_score(solution_str, ground_truth, bonus, **_):
 def moody_world(stage, tmp_path, **reward):
     file = tmp_path / "moody.py"
     file.write_text(WORKERS)
-    world = stage.World(
-        lambda *_: "hm", reward={"sources": {"arithmetic": "moody"}, "timeout_s": 2.0, **reward}
-    )
+    world = stage.World(lambda *_: "hm", reward={"sources": {"sums": "moody"}, "timeout_s": 2.0, **reward})
     world.plugins = load_plugins([str(file)])
     return world
 
@@ -586,7 +584,7 @@ def test_waiting_for_a_place_is_not_the_rewards_fault(stage):
     """Eight attempts, two at a time, a second each, and a deadline of a second and a half."""
     Queued.most = 0
     world = stage.World(
-        lambda *_: "hm", plugins=[Queued], reward={"sources": {"arithmetic": "queued"}, "timeout_s": 1.5}
+        lambda *_: "hm", plugins=[Queued], reward={"sources": {"sums": "queued"}, "timeout_s": 1.5}
     )
     played = world.play(stage.task(), n=8)
     assert [t.reward for t in played] == [1.0] * 8
@@ -595,7 +593,7 @@ def test_waiting_for_a_place_is_not_the_rewards_fault(stage):
 
 def test_a_reward_under_trio_has_its_deadline(stage):
     reward = {
-        "sources": {"arithmetic": "queued"},
+        "sources": {"sums": "queued"},
         "timeout_s": 30.0,
         "terms": {"slow": {"reward": "queued", "timeout_s": 0.5}},
     }
@@ -626,25 +624,3 @@ def test_an_async_function_scores_a_batch(tmp_path):
     assert [t.reward for t in scored] == [0.5, 1.0]
     assert [t.metrics["accuracy"] for t in scored] == [1.0, 1.0]
     assert [t.extra_info[DETAILS] for t in scored] == [{"custom": {"source": "s"}}] * 2
-
-
-def test_an_expression_that_never_ends_is_a_wrong_answer(stage):
-    """The tower of nines has more digits than there are atoms: what fails because of the answer is no failure
-    of the reward.
-    """
-    said = {"How?": r"\boxed{9^{9^{9^{9}}}}", "And 8*9?": r"\boxed{\frac{144}{2}}"}
-    world = stage.World(
-        lambda _, text: next(answer for question, answer in said.items() if question in text),
-        reward={"timeout_s": 3.0},
-    )
-
-    async def main(manager):
-        rows = [
-            stage.task(question, truth="72", data_source="math", agent="single_turn_agent")
-            for question in said
-        ]
-        return [t for row in rows for t in await manager.play([Lease(0, row, 1, 0)], EvalConfig())]
-
-    endless, right = world.run(main, real_time=True)
-    assert (endless.outcome, endless.reward, endless.failure) == (Outcome.COMPLETED, 0.0, None)
-    assert (right.reward, right.metrics["accuracy"]) == (1.0, 1.0)

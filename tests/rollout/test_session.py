@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from agentrl.config.evaluation import EvalConfig
 from agentrl.errors import ServerError, ToolError
-from agentrl.extras.answers.gsm8k_partner import FEEDBACK
 from agentrl.plugins import AgentLoop, Reward, RewardResult, Tool, ToolResult
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.types import NO_VERSION, Lease, Message, Outcome
+from parts.rewards import FEEDBACK
 
 
 class Notebook(Tool):
@@ -136,8 +136,8 @@ def test_a_calculation_is_played_and_scored(stage):
     assert trajectory.messages[2].content == "42"
     assert (trajectory.outcome, trajectory.reward, trajectory.failure) == (Outcome.COMPLETED, 1.0, None)
     assert trajectory.metrics["num_tool_calls"] == 1
-    assert trajectory.metrics["accuracy"] == trajectory.metrics["reward/arithmetic/accuracy"] == 1.0
-    assert trajectory.rewards[0].name == "arithmetic"
+    assert trajectory.metrics["accuracy"] == trajectory.metrics["reward/number/accuracy"] == 1.0
+    assert trajectory.rewards[0].name == "number"
 
 
 def test_context_that_does_not_fit_is_not_appended(stage):
@@ -159,7 +159,7 @@ def test_context_that_does_not_fit_is_not_appended(stage):
 
 
 def test_a_turn_cut_by_its_own_limit_is_closed_and_the_talk_goes_on(stage):
-    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
+    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(
         lambda turn, _: "well, let me think" if turn == 0 else "#### 42", agent={"max_turn_tokens": 8}
     )
@@ -367,7 +367,7 @@ def test_asyncio_tools_are_guests(stage):
 
 
 def test_the_partner_is_heard_until_it_is_done(stage):
-    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
+    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(lambda turn, _: f"#### {40 + turn}")
     (trajectory,) = world.play(task)
     assert [m.content for m in trajectory.messages] == [
@@ -380,24 +380,24 @@ def test_the_partner_is_heard_until_it_is_done(stage):
     ]
     assert trajectory.outcome is Outcome.COMPLETED
     assert trajectory.metrics["reward/interaction"] == 1.0
-    assert [event.name for event in trajectory.rewards] == ["arithmetic"]  # weight 0: reported only
+    assert [event.name for event in trajectory.rewards] == ["number"]  # weight 0: reported only
 
 
 def test_turn_rewards_lie_on_the_last_token_of_their_turn(stage):
-    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
+    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(lambda turn, _: f"#### {41 + turn}", reward={"interaction_reward_weight": 0.5})
     (trajectory,) = world.play(task)
     first, second, final = trajectory.rewards
     ends = [int(np.flatnonzero(trajectory.turn_ids == turn)[-1]) for turn in (0, 1)]
     assert [(e.name, e.value, e.position) for e in (first, second)] == [
-        ("interaction/gsm8k", 0.0, ends[0]),
-        ("interaction/gsm8k", 0.5, ends[1]),
+        ("interaction/tutor", 0.0, ends[0]),
+        ("interaction/tutor", 0.5, ends[1]),
     ]
     assert (final.value, final.position) == (1.0, ends[1])
 
 
 def test_a_tool_agent_plays_the_partner_of_its_row(stage):
-    task = stage.task(interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
+    task = stage.task(interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(lambda turn, _: ["#### 1", stage.call(), "#### 42"][turn])
     (trajectory,) = world.play(task)
     assert [m.role for m in trajectory.messages] == [
@@ -413,7 +413,7 @@ def test_a_tool_agent_plays_the_partner_of_its_row(stage):
 
 @pytest.mark.parametrize("agent", ["tool_agent", "interaction_agent"])
 def test_the_turn_limit_is_an_outcome(stage, agent):
-    task = stage.task(agent=agent, interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
+    task = stage.task(agent=agent, interaction_kwargs={"name": "tutor", "ground_truth": "42"})
     world = stage.World(
         lambda *_: stage.call() if agent == "tool_agent" else "#### 1", agent={"max_turns": 3}
     )
@@ -512,9 +512,7 @@ class Moody(Reward):
 def test_a_reward_that_fails_is_never_a_zero(stage, truth, failure):
     Moody.gate.clear()
     timeout = {"timeout_s": 5.0} if truth == "hang" else {}
-    world = stage.World(
-        lambda *_: "hm", plugins=[Moody], reward={"sources": {"arithmetic": "moody"}, **timeout}
-    )
+    world = stage.World(lambda *_: "hm", plugins=[Moody], reward={"sources": {"sums": "moody"}, **timeout})
 
     async def release(manager):
         try:

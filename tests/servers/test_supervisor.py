@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,21 +19,17 @@ import trio
 import yaml
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from agentrl import guard
 from agentrl.config.model import ModelConfig
-from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
-from agentrl.errors import ServerError, UserError
-from agentrl.extras.embedded.launch import EmbeddedServer
-from agentrl.extras.embedded.server import named_key, serve
-from agentrl.http.client import HttpClient
+from agentrl.config.rollout import RolloutConfig, SGLangServerConfig
+from agentrl.errors import ServerError
 from agentrl.servers.attached import AttachedServer
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.health import ServerWatchdog, generates
 from agentrl.servers.launch import SGLangServer, launcher
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
-from sglang_cpu.server import sglang_on_cpu
-
-SMALL = EmbeddedServerConfig(num_blocks=8, page_size=16)
+from parts.played_server import PlayedServerLauncher
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +48,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def running(model, tmp_path_factory):
-    """An embedded server for tests that leave it as it was."""
-    watched = supervisor(EmbeddedServer(SMALL, "float32"), tmp_path_factory.mktemp("running"))
+    """A server for tests that leave it as it was."""
+    watched = supervisor(PlayedServerLauncher(), tmp_path_factory.mktemp("running"))
     watched.start(model, "5")
     yield watched
     watched.stop()
@@ -164,7 +159,7 @@ async def sample(url, num_tokens=2):
 
 def test_a_server_that_hangs_or_dies_is_restarted_until_the_budget_is_spent(model, tmp_path):
     """Both in the middle of a request: a stopped process would keep it for ever, and is killed first."""
-    watched = supervisor(EmbeddedServer(SMALL, "float32"), tmp_path, max_restarts=1, hang_timeout_s=4.0)
+    watched = supervisor(PlayedServerLauncher(), tmp_path, max_restarts=1, hang_timeout_s=4.0)
     try:
         url = watched.start(model, "5")
         first = watched.status()
@@ -250,7 +245,7 @@ def test_an_attached_server_that_stops_is_waited_for_and_needs_weights_again(run
     try:
         server.wait_until_ready()
         assert server.status().url == url
-        assert (server.status().state, server.status().kind) == ("needs_weights", "embedded")
+        assert (server.status().state, server.status().kind) == ("needs_weights", "sglang")
         server.mark_ready(url)
         assert server.status().state == "ready"
         os.kill(pid, signal.SIGSTOP)
@@ -328,20 +323,11 @@ def check_that_it_ends_with(starter):
     wait_for(lambda: is_gone(pid))
 
 
-def test_the_server_ends_when_its_starter_is_killed(model, tmp_path):
-    starter = f"""
-import sys, time
-from pathlib import Path
-from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.extras.embedded.launch import EmbeddedServer
-from agentrl.servers.supervisor import Supervisor
-s = Supervisor(EmbeddedServer(EmbeddedServerConfig(num_blocks=8, page_size=16), "float32"), log_file=Path({str(tmp_path)!r}) / "s.log",
-               start_timeout_s=60, max_restarts=0)
-s.start({model!r}, "0")
-print(s.status().pid, flush=True)
-time.sleep(600)
-"""  # noqa: E501
-    check_that_it_ends_with(starter)
+def test_the_guard_runs_where_nothing_was_imported_before():
+    """Its folder has a module `types`, which must not be taken for that of the standard library."""
+    subprocess.run(
+        [sys.executable, "-S", "-P", guard.__file__, "--help"], check=True, capture_output=True, timeout=60
+    )
 
 
 def test_the_guard_takes_its_command_down_with_the_starter(tmp_path):
@@ -411,181 +397,10 @@ print(open(file).read(), file=sys.stderr)
     )
 
 
-def test_a_dead_generation_loop_ends_the_process_with_status_1(model):
-    """Sampling is made to fail at its second call: the first is the warm-up."""
-    broken = f"""
-import logging, sys
-from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.extras.embedded import engine, server
-logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-real, calls = engine.sample, []
-def sample(*args):
-    calls.append(args)
-    return real(*args) if len(calls) == 1 else 1 / 0
-engine.sample = sample
-sys.exit(server.serve({model!r}, port=0, config=EmbeddedServerConfig(num_blocks=8, page_size=16)))
-"""
-    process = subprocess.Popen([sys.executable, "-c", broken], stderr=subprocess.PIPE, text=True)
-    listen(process)
-    assert not generates(url_of(process), api_key=None, timeout_s=20)
-    rest = process.stderr.read()
-    assert process.wait(timeout=30) == 1
-    assert "the generation loop died: the server ends" in rest
-
-
-def test_a_server_with_a_key_answers_only_those_who_have_it_and_ends_by_sigterm(model, monkeypatch):
-    monkeypatch.setenv("TEST_SERVER_KEY", "sesame")
-    process = start_embedded(model, "--api-key-env", "TEST_SERVER_KEY")
-    url = url_of(process)
-
-    async def script():
-        async with HttpClient(url) as http:
-            without = [(await http.request("GET", path)).status for path in ("/model_info", "/ready")]
-        wrong, right = SGLangClient(url, api_key="guess"), SGLangClient(url, api_key="sesame")
-        with pytest.raises(ServerError) as refused:
-            await wrong.model_info()
-        generation = await right.generate([3], SamplingParams(1), rid="a")
-        await wrong.aclose()
-        await right.aclose()
-        return without, refused.value.status, len(generation.token_ids)
-
-    try:
-        assert trio.run(script) == ([401, 200], 401, 1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) in (0, -signal.SIGTERM)
-    finally:
-        process.kill()
-        process.wait()
-
-
-KEY = "a-key-that-stands-nowhere-else"
-
-
-@pytest.mark.parametrize("kind", ["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
-def test_a_supervised_server_asks_for_its_key_and_shows_it_to_nobody(model, tmp_path, kind):
-    """Not in a command line or an environment of any of its processes, not in its log, not in a repr.
-
-    Its stop ends it and is not mistaken for a death.
-    """
-    made = {
-        "embedded": lambda: EmbeddedServer(SMALL, "float32", api_key=KEY),
-        "sglang": lambda: sglang_on_cpu(key=KEY, skip_tokenizer_init=True),
-    }[kind]()
-    watched = supervisor(made, tmp_path, timeout_s=300)
-    url = watched.start(model, "5")  # which it knows by a token, sampled with the key
-    try:
-        pid = watched.status().pid
-        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        shown = [text for process in processes for text in (*process.cmdline(), *process.environ().values())]
-        statuses = (
-            trio.run(statuses_of, url, None),
-            trio.run(statuses_of, url, "guess"),
-            trio.run(statuses_of, url, KEY),
-        )
-    finally:
-        watched.stop()
-    watched.stop()
-    assert is_gone(pid)
-    assert watched.status().restarts == 0
-    gone = attached(url, start_timeout_s=1.0)
-    with pytest.raises(ServerError, match=r"did not generate a token within .*_timeout_s=1: "):
-        gone.wait_until_ready()
-    gone.stop()
-    assert statuses == ([401, 401, 401], [401, 401, 401], [200, 200, 400])
-    log = (tmp_path / "servers" / "s.log").read_text()
-    assert log, "the server's words are kept"
-    assert not [text for text in (*shown, log, repr(made)) if KEY in text]
-
-
-async def statuses_of(url, key):
-    """Return what reading, generating and an update with nothing in it are answered."""
-    async with HttpClient(url, headers={"Authorization": f"Bearer {key}"} if key else {}) as http:
-        generate = {"input_ids": [3], "sampling_params": {"max_new_tokens": 1}}
-        update = {"model_path": "/nowhere"}
-        return [
-            (await http.request("GET", "/model_info")).status,
-            (await http.request("POST", "/generate", json=generate)).status,
-            (await http.request("POST", "/update_weights_from_disk", json=update)).status,
-        ]
-
-
-def start_embedded(model, *options):
-    sizes = ["--num-blocks", "8", "--page-size", "16", "--weight-version", "0"]
-    command = [sys.executable, "-m", "agentrl.extras.embedded", model, "--port", "0", *sizes, *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    return listen(process)
-
-
-def listen(process):
-    """Wait until a server says where it listens."""
-    process.lines = []
-    for line in process.stderr:
-        process.lines.append(line)
-        if "listening on" in line:
-            break
-    return process
-
-
-def url_of(process):
-    url = process.lines[-1].split("listening on ")[1].strip()
-    wait_for(lambda: generates_or_refuses(url))
-    return url
-
-
-def generates_or_refuses(url):
-    async def ask():
-        async with HttpClient(url) as http:
-            try:
-                return (await http.request("GET", "/ready")).status == 200
-            except ServerError:
-                return False
-
-    return trio.run(ask)
-
-
-# --------------------------------------------------------------------------------------------- refused starts
-
-
-def test_a_taken_port_is_a_clear_error(model):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
-            serve(model, port=port)
-
-
-def test_another_host_needs_a_key(model, monkeypatch):
-    with pytest.raises(UserError, match=r"0\.0\.0\.0.*API key"):
-        serve(model, host="0.0.0.0", port=0)
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    with pytest.raises(UserError, match="NO_SUCH_KEY"):
-        named_key("NO_SUCH_KEY")
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no config\.json"):
-        serve(str(tmp_path), port=0)
-
-
-def test_a_broken_model_is_one_line(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
-    process = subprocess.run(
-        [sys.executable, "-m", "agentrl.extras.embedded", str(tmp_path), "--port", "0"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 2
-    assert process.stderr.startswith("error: the model in ")
-    assert "Traceback" not in process.stderr
-
-
 # ---------------------------------------------------------------------------------------------- command lines
 
 
 def test_the_launcher_follows_the_backend():
-    assert isinstance(launcher(RolloutConfig(), ModelConfig(), api_key=None), EmbeddedServer)
     made = launcher(
         RolloutConfig(
             backend="sglang",

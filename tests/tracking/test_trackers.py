@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import math
 from pathlib import Path
 
 import pytest
 
 from agentrl.config.tracking import TrackingConfig
-from agentrl.errors import ConfigError
 from agentrl.tracking.alarms import Alarm
 from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.console import PlainConsole, QuietConsole
@@ -118,57 +116,10 @@ def test_running_time_leaves_out_the_time_between_stop_and_resume(tmp_path):
     assert [(r.step, r.wall_s) for r in read_metrics(path)] == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
 
-def test_wandb_offline_needs_no_network_and_gets_no_secret(tmp_path):
-    ids = []
-    for restored_step in (None, 1):
-        with open_in(tmp_path, "wandb", restored_step=restored_step) as trackers:
-            assert trackers.names == ("wandb",)
-            trackers.write(
-                "train",
-                step=(restored_step or 0) + 1,
-                version=1,
-                values={"rollout/reward_mean": 0.5, "learner/loss": math.nan},
-            )
-        ids.append((tmp_path / "wandb_id.txt").read_text())
-    runs = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
-    assert ids[0] == ids[1]
-    assert all(ids[0] in run.name for run in runs)
-    logged = b"".join(run.read_bytes() for run in runs)
-    assert b"rollout/reward_mean" in logged
-    assert not [p for p in tmp_path.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()]
-
-
-def test_wandb_online_without_a_key_is_the_users_mistake(tmp_path):
-    with pytest.raises(ConfigError, match="WANDB_API_KEY"):
-        open_in(tmp_path, "wandb", mode="online")
-
-
 def test_wandb_disabled_is_not_opened(tmp_path):
     with open_in(tmp_path, "wandb", mode="disabled") as trackers:
         assert trackers.names == ()
     assert not (tmp_path / "wandb").exists()
-
-
-def test_tensorboard_has_the_finite_values_and_forgets_steps_beyond_a_resume(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for restored_step, steps in ((None, (1, 2, 3)), (1, (2,))):
-        with open_in(tmp_path, "tensorboard", restored_step=restored_step) as trackers:
-            for step in steps:
-                values = {"rollout/a": step + (100.0 if restored_step else 0.0), "rollout/b": math.inf}
-                trackers.write("train", step=step, version=step, values=values)
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert events.Tags()["scalars"] == ["rollout/a", "version", "wall_s"]
-    assert {e.step: e.value for e in events.Scalars("rollout/a")} == {1: 1.0, 2: 102.0}
-    assert not [p for p in (tmp_path / "tensorboard").iterdir() if SECRET.encode() in p.read_bytes()]
-
-
-def test_a_tracker_that_cannot_open_does_not_end_the_run(tmp_path, capsys):
-    (tmp_path / "tensorboard").write_text("a file where the folder should be")
-    with open_in(tmp_path, "console", "tensorboard") as trackers:
-        assert trackers.names == ()
-    assert "tracker tensorboard could not start and is disabled" in capsys.readouterr().out
 
 
 def test_redact_knows_secrets_from_keys_that_only_sound_like_them():

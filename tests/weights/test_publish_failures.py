@@ -16,16 +16,16 @@ from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
-from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
-from agentrl.extras.embedded.launch import EmbeddedServer
-from agentrl.extras.gateway.http_server import HttpResponse, serve_http
+from agentrl.config.rollout import WeightsConfig
 from agentrl.http.client import HttpClient
 from agentrl.learner.learner import LearnerSpec
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
+from parts.http_answers import HttpResponse, serve_http
 from parts.learner import lone_learner, write_tiny_model
+from parts.played_server import PlayedServerLauncher
 
 VOCABULARY = 61
 TIMEOUT_S = 5.0
@@ -53,10 +53,7 @@ def supervisors(both_servers):
 
 @pytest.fixture(scope="module")
 def both_servers(learner, tmp_path_factory):
-    launcher, logs = (
-        EmbeddedServer(EmbeddedServerConfig(num_blocks=32), "float32"),
-        tmp_path_factory.mktemp("logs"),
-    )
+    launcher, logs = PlayedServerLauncher(), tmp_path_factory.mktemp("logs")
     both = [
         Supervisor(launcher, log_file=logs / str(i), start_timeout_s=240, max_restarts=5) for i in range(2)
     ]
@@ -169,7 +166,7 @@ async def failing_proxy(url, path, *, num_failures):
 
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(serve_http, handle, [listener], max_body_bytes=2**20))
+        nursery.start_soon(partial(serve_http, handle, [listener]))
         yield f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
 

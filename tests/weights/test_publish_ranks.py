@@ -16,11 +16,11 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ServerError
-from agentrl.extras.gateway.http_server import HttpResponse, serve_http
 from agentrl.learner.learner import LearnerSpec
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.protocol import parse_num_ranks
 from agentrl.weights.publish import Publisher
+from parts.http_answers import HttpResponse, serve_http
 from parts.learner import lone_learner, update_once, write_tiny_model
 from parts.weights_rank import rank
 
@@ -74,7 +74,7 @@ class WideServer:
     async def serve(self):
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(serve_http, self.handle, [listener], max_body_bytes=2**20))
+            nursery.start_soon(partial(serve_http, self.handle, [listener]))
             yield SGLangClient(f"http://127.0.0.1:{listener.socket.getsockname()[1]}")
             nursery.cancel_scope.cancel()
 

@@ -244,7 +244,7 @@ class _Life:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         program = self._program
-        guard = [agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--whole-tree", "--"]
+        guard = ["-P", agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--whole-tree", "--"]
         return await asyncio.create_subprocess_exec(
             *(sys.executable, *guard, program.python, str(INSIDE / program.script)),
             stdin=asyncio.subprocess.PIPE,

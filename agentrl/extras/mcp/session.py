@@ -178,7 +178,7 @@ class MCPSession:
     @asynccontextmanager
     async def _stdio(self) -> AsyncIterator[Any]:
         # The guard kills the server's process group when this process is gone, even if it was killed.
-        guard = [agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--"]
+        guard = ["-P", agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--"]
         passed = clean_environment(self._config.pass_env, key=f"agent.mcp_servers.{self._name}.pass_env")
         server = StdioServerParameters(
             command=sys.executable, args=[*guard, *self._config.command], env=passed | self._config.env

@@ -136,7 +136,7 @@ def estimate_of(config: Config) -> StepEstimate:
     Raises:
         ConfigError: the size of the model is not known.
     """
-    return Estimator(config, find_size(config)).estimate(
+    return StepEstimator(config, find_size(config)).estimate(
         ranks=config.learner.world_size,
         servers=max(1, config.rollout.num_started),
         tp=config.simulation.server.gpus,
@@ -144,7 +144,7 @@ def estimate_of(config: Config) -> StepEstimate:
     )
 
 
-class Estimator:
+class StepEstimator:
     """Estimates steps of a config with other numbers of ranks and servers."""
 
     def __init__(self, config: Config, size: ModelSize | None) -> None:

@@ -15,7 +15,7 @@ from agentrl.config.gpus import GPUS
 from agentrl.config.model_size import ModelSize
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
-from agentrl.extras.plan.estimate import Estimator, StepEstimate
+from agentrl.extras.plan.estimate import StepEstimate, StepEstimator
 from agentrl.extras.plan.explain_memory import GB, refuse_too_large
 from agentrl.extras.plan.layouts import (
     FrozenNeeds,
@@ -171,7 +171,7 @@ def _candidates(
 ) -> Iterator[PlanCandidate]:
     sizes = server_sizes(config, size)
     layouts: dict[int, LearnerLayout | None] = {}
-    estimator: Estimator | None = None
+    estimator: StepEstimator | None = None
     for split in _splits(config, num_gpus, frozen):
         ranks = split.learner.num_gpus
         fitting = [tp for tp in sizes if split.servers.gpus_per_node % tp == 0]
@@ -182,7 +182,7 @@ def _candidates(
         layout = layouts[ranks]
         if layout is None:
             continue
-        estimator = estimator or Estimator(config, size)
+        estimator = estimator or StepEstimator(config, size)
         for tp in fitting:
             for bound in bounds:
                 servers = split.servers.num_gpus // tp

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.extras.agents.react_agent import NO_STEP, Action, FinalAnswer, Malformed, parse_step
-from agentrl.plugins import load_plugins
+from agentrl.plugins import AGENT_ALIASES, load_plugins, tools_for
 from agentrl.testing import call, play
-from agentrl.types import Message, Outcome
+from agentrl.types import Message, Outcome, Task
+from plugins.test_agents import HEARD, OWN, check_that_the_partner_hears
 
 PLUGINS = load_plugins()
 SUM = call("calculator", expression="6*7")
@@ -20,6 +21,24 @@ SUM = call("calculator", expression="6*7")
 def roles(trajectory) -> str:
     """Return the conversation as initials: u(ser) a(ssistant) t(ool) s(ystem)."""
     return "".join(message.role[0] for message in trajectory.messages)
+
+
+@pytest.mark.parametrize(("alias", "name"), [pair for pair in AGENT_ALIASES.items() if pair[1] not in OWN])
+def test_short_names_stand_for_agents(alias, name):
+    assert PLUGINS.agents.get(alias) is PLUGINS.agents.get(name)
+
+
+def test_only_agents_that_use_tools_are_offered_some():
+    task = Task("t", "s", (Message("user", "q"),), "a", tools_kwargs={"calculator": {}, "mine": {}})
+    agents = {name: PLUGINS.agents.get(name) for name in PLUGINS.agents.names() if name not in OWN}
+    offered = {name: tools_for(task, agent, ("calculator",)) for name, agent in agents.items()}
+    users = {"react_agent", "math_expression"}
+    assert all(tools == (("calculator", "mine") if name in users else ()) for name, tools in offered.items())
+
+
+@pytest.mark.parametrize(("settings", "limit", "conversation", "outcome"), HEARD)
+def test_the_partner_hears_every_answer_also_the_last(settings, limit, conversation, outcome):
+    check_that_the_partner_hears("react_agent", settings, limit, conversation, outcome)
 
 
 # ------------------------------------------------------------------------------------------------------ ReAct

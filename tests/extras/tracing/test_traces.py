@@ -155,13 +155,13 @@ def test_rewards_that_compare_a_group_are_a_trace_of_their_own(stage, truth, err
     sink = Sink()
     tracer = AttemptTracer(sink, SpansConfig(endpoint="http://unused:1"))
     world = stage.World(
-        lambda *_: "#### 42", plugins=[Best], tracer=tracer, reward={"sources": {"arithmetic": "best"}}
+        lambda *_: "#### 42", plugins=[Best], tracer=tracer, reward={"sources": {"sums": "best"}}
     )
     world.play(stage.task(truth=truth), n=3)
     [span] = [span for span in sink.spans if span.name == GROUP_REWARD]
     assert (span.parent_id, span.error) == (None, error)
     said = {name: span.attributes[f"agentrl.{name}"] for name in ("kind", "group", "members", "data_source")}
-    assert said == {"kind": "validation", "group": 0, "members": 3, "data_source": "arithmetic"}
+    assert said == {"kind": "validation", "group": 0, "members": 3, "data_source": "sums"}
     assert SECRET not in repr(span)
     assert sum(root.name == ATTEMPT for root in map(check_tree, sink.traces)) == 3
 

@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from agentrl.buffer.buffer import ReplayBuffer
@@ -27,11 +25,11 @@ from agentrl.cluster.servers import ServerFleet
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
-from agentrl.extras.datatools.arithmetic import write_arithmetic
 from agentrl.extras.watch.watchdog import Parts, WatchedRun
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.tracking.metrics import PhaseTimer
 from agentrl.tracking.watchdog import Watchdog
+from parts.core_world import PLUGINS, SOURCE, write_sums
 
 PLUGIN = """
 import time
@@ -65,19 +63,14 @@ class Standstill:
 
     def __init__(self, folder: Path) -> None:
         write_tiny_tokenizer(folder / "model")
-        write_arithmetic(folder / "data", seed=0, num_train=8, num_val=1, num_sft=1)
-        rows = pq.read_table(folder / "data/train.parquet")
-        stuck = pa.array(["stuck_agent"] * len(rows), pa.string())
-        pq.write_table(
-            rows.set_column(rows.schema.get_field_index("agent_name"), "agent_name", stuck),
-            folder / "train.parquet",
-        )
+        write_sums(folder / "train.jsonl", 8, agents=("stuck_agent",))
         (folder / "stuck.py").write_text(PLUGIN)
         config = Config(
-            data={"train_files": [str(folder / "train.parquet")]},
+            data={"train_files": [str(folder / "train.jsonl")]},
             model={"path": str(folder / "model")},
             agent={"plugins": [str(folder / "stuck.py")], "tools": ["stuck"], "tool_timeout_s": 600.0},
             rollout={"group_size": 1, "max_concurrent_trajectories": 2},
+            reward={"sources": {SOURCE: f"{PLUGINS}:Number"}},
             algorithm={"singleton": "raw"},
             buffer={"groups_per_step": 1, "max_staleness": 1},
             trainer={"steps": 4},
