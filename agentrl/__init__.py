@@ -8,14 +8,19 @@ Importing this package is cheap: neither torch nor Ray is loaded before `train` 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from agentrl.moved import FormerNames
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
     from agentrl.controller.run import RunResult
 
 __version__ = "0.1.0"
+
+sys.meta_path.append(FormerNames)
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:

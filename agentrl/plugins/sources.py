@@ -24,7 +24,6 @@ from typing import Any
 
 from agentrl.errors import PluginError
 from agentrl.plugins.contained import contained
-from agentrl.plugins.moved import moved_note
 
 SHIPPED_PACKAGE = "agentrl_user_files"
 MANIFEST = "manifest.json"
@@ -103,15 +102,10 @@ def import_source(source: str) -> ModuleType:
 
 
 def import_line(error: BaseException) -> str:
-    """Return ` (path:line)`: where the first of the modules that were imported failed; "" if none was run.
-    Before it stands where a module of agentrl is now that was imported by a former name.
-    """
+    """Return ` (path:line)`: where the first of the modules that were imported failed; "" if none was run."""
     frames = traceback.extract_tb(error.__traceback__)
     found = next((frame for frame in frames if frame.name == "<module>"), None)
-    note = moved_note(error)
-    return (
-        note if found is None else f"{note} ({os.path.relpath(named_by_user(found.filename))}:{found.lineno})"
-    )
+    return "" if found is None else f" ({os.path.relpath(named_by_user(found.filename))}:{found.lineno})"
 
 
 def locate(path: str) -> Path:

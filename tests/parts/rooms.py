@@ -10,6 +10,7 @@ ROWS = [
         "heap",
         "interrupts",
         "loopback",
+        "moved",
         "ports",
         "terminal_text",
     },

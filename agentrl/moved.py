@@ -1,10 +1,10 @@
-"""Where a module of agentrl is now that a file still imports by its former name."""
+"""Where a module of agentrl is now that somebody still imports by its former name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parent
 RENAMED = {
     "agentrl.dialects": "agentrl.extras.gateway",
     "agentrl.fleet": "agentrl.cluster",
@@ -24,18 +24,24 @@ RENAMED = {
 MOST = 3
 
 
-def moved_note(error: BaseException) -> str:
-    """Return `; it is ... now` for a module of agentrl that was not found but stands elsewhere; else ""."""
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    if name is None or not name.startswith("agentrl."):
-        return ""
+class FormerNames:
+    """The finder that Python asks last: a former name is answered with the new one."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith("agentrl.") and (now := moved_to(name)):
+            raise ModuleNotFoundError(f"No module named {name!r}; it is {now} now", name=name)
+
+
+def moved_to(name: str) -> str:
+    """Return where a module of agentrl is now that does not exist under its name; "" if nobody knows."""
     whole = next((former for former in RENAMED if f"{name}.".startswith(f"{former}.")), None)
     if whole is not None:
-        return f"; it is {RENAMED[whole]}{name.removeprefix(whole)} now"
+        return RENAMED[whole] + name.removeprefix(whole)
     found = [f"agentrl.extras.{name.removeprefix('agentrl.')}"]
     if not _exists(found[0]):
         found = sorted(map(_dotted, _named(name.rpartition(".")[2])))[:MOST]
-    return f"; it is {' or '.join(found)} now" if found else ""
+    return " or ".join(found)
 
 
 def _exists(module: str) -> bool:
