@@ -116,7 +116,7 @@ soak: setup ## play 1,000 attempts at once for half an hour, with failures, and 
 	$(BIN)/python benchmarks/soak.py --out runs/bench/soak.json $(ARGS)
 
 docs: setup ## write docs/config.md from the schema, and the tables of verl's keys
-	$(BIN)/python -m agentrl.config.docs
+	$(BIN)/python -m agentrl.extras.plan.config_reference
 	$(BIN)/python -m agentrl.extras.verl.importing.docs
 
 templates: setup ## write the table of chat templates in docs/templates.md

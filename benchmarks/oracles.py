@@ -105,7 +105,9 @@ def _observed(folder: Path, cases: Sequence[str]) -> Iterator[tuple[str, object]
     yield from _helps(("agentrl",), _commands())
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "config.md"
-        subprocess.run([sys.executable, "-m", "agentrl.config.docs", str(file)], cwd=ROOT, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "agentrl.extras.plan.config_reference", str(file)], cwd=ROOT, check=True
+        )
         yield "config", file.read_text()
     yield "tests", _tests()
 

@@ -36,7 +36,7 @@ ALLOWED = {
     "agentrl/rollout/asyncio_host.py:_tell_left": "a context variable: it waits for nothing",
     "agentrl/extras/tracing/traces.py:current_scope": "a context variable: it waits for nothing",
     "agentrl/extras/tracing/traces.py:TracedScope.__enter__": "a context variable: it waits for nothing",
-    "agentrl/tracking/background.py:BackgroundTracker._work": "a daemon thread that waits for work",
+    "agentrl/extras/trackers/background.py:BackgroundTracker._work": "a daemon thread that waits for work",
     "agentrl/controller/assess.py:begin_critic_updates": "a Handle: CallDeadlines bounds it",
     "agentrl/extras/research/compare_corrections.py:_console": "rich's capture: it waits for nothing",
     "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by "

@@ -22,6 +22,7 @@ WITH_TORCH = {
     *("extras.embedded", "extras.doctor", "extras.research", "extras.datatools"),
 }
 TORCH_FILES = {
+    "agentrl/extras/plan/matrix_speed.py",
     "agentrl/servers/expert_routers.py",
     "agentrl/servers/inside/agentrl_changes.py",
     "agentrl/servers/process_group.py",

@@ -15,8 +15,8 @@ from agentrl.algorithms.linear_kernels import OneDnnLinear, use_linear_kernels
 from agentrl.extras.doctor.cpu_peak import CorePeak, read_peak
 from agentrl.extras.doctor.diagnosis import Diagnosis
 from agentrl.extras.doctor.subject import Subject
+from agentrl.extras.plan.matrix_speed import measure_flops_per_s
 from agentrl.granted import Granted, granted
-from agentrl.learner.matrix_speed import measure_flops_per_s
 
 SIZE = 1024
 """Rows and columns of the measured layers: as in models of 0.5 billion parameters."""

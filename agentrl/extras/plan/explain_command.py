@@ -62,6 +62,6 @@ def _measured_speed(config: Config) -> float | None:
 
     if (size := cpu_model(config)) is None:
         return None
-    from agentrl.learner.matrix_speed import measure_flops_per_s
+    from agentrl.extras.plan.matrix_speed import measure_flops_per_s
 
     return measure_flops_per_s(size.hidden_size, size.intermediate_size, dtype=config.model.dtype)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.model import ModelConfig
-from agentrl.config.model_presets import known_size
 from agentrl.config.model_size import ModelSize
 from agentrl.config.placement import SERVER_ROLES, Role
 from agentrl.config.rank_memory import RankMemory, frozen_memory, trained_memory
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
+from agentrl.extras.plan.model_presets import known_size
 
 GB = 10**9
 STATIC_SHARE = 0.85

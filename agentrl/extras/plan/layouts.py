@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.config.frozen_servers import FrozenPlan
-from agentrl.config.gpus import GPUS
 from agentrl.config.learner import LearnerConfig
-from agentrl.config.model_presets import PRESETS, known_size
 from agentrl.config.model_size import ModelSize
 from agentrl.config.rank_memory import RankMemory, trained_memory
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.extras.plan.explain_memory import GB, sglang_memory
+from agentrl.extras.plan.gpus import GPUS
+from agentrl.extras.plan.model_presets import PRESETS, known_size
 from agentrl.extras.plan.speeds import WIDTH, model_size
 
 HOST_GB = 1500

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.config.gpus import GPUS
 from agentrl.config.model_size import ModelSize
 from agentrl.config.rank_memory import trained_memory
 from agentrl.config.schema import Config
+from agentrl.extras.plan.gpus import GPUS
 from agentrl.extras.plan.measure import Simulated
 from agentrl.extras.plan.speeds import WIDTH
 

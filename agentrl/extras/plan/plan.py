@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.config.gpus import GPUS
 from agentrl.config.model_size import ModelSize
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.extras.plan.estimate import StepEstimate, StepEstimator
 from agentrl.extras.plan.explain_memory import GB, refuse_too_large
+from agentrl.extras.plan.gpus import GPUS
 from agentrl.extras.plan.layouts import (
     FrozenNeeds,
     LearnerLayout,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.config.gpus import GPUS
 from agentrl.config.model_flops import ModelFlops
-from agentrl.config.model_presets import PRESETS, known_size, preset
 from agentrl.config.model_size import ModelSize
 from agentrl.config.schema import Config
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import ConfigError
 from agentrl.extras.plan.engine import ServerSpeed
+from agentrl.extras.plan.gpus import GPUS
+from agentrl.extras.plan.model_presets import PRESETS, known_size, preset
 
 WIDTH = 2
 """Bytes of a weight on a server."""

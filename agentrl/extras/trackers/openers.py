@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.tracking.background import BackgroundTracker
+from agentrl.extras.trackers.background import BackgroundTracker
 from agentrl.tracking.tracker import TrackedRun, Tracker
 
 

@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from agentrl.cli.app import app
 from agentrl.config.compose import load_config
-from agentrl.config.gpus import GPUS
-from agentrl.config.model_presets import PRESETS, known_size
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.extras.plan.command import base_values
 from agentrl.extras.plan.estimate import StepEstimate
 from agentrl.extras.plan.explain_memory import GB, memory_lines, rank_memory, refuse_too_large, server_memory
+from agentrl.extras.plan.gpus import GPUS
 from agentrl.extras.plan.layouts import FrozenNeeds, splits, splits_beside
 from agentrl.extras.plan.measure import Simulated
+from agentrl.extras.plan.model_presets import PRESETS, known_size
 from agentrl.extras.plan.plan import Plan, make_plan
 from agentrl.extras.plan.plan_text import Checked, check, plan_lines
 from agentrl.extras.plan.scaled import MOST_ATTEMPTS, scaled, whole

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from agentrl.cli.app import app
-from agentrl.config.model_presets import PRESETS, preset
 from agentrl.config.schema import Config
 from agentrl.config.simulation import (
     DistributionConfig,
@@ -25,6 +24,7 @@ from agentrl.config.simulation import (
 from agentrl.errors import ConfigError
 from agentrl.extras.plan.estimate import StepEstimate
 from agentrl.extras.plan.measure import Simulated
+from agentrl.extras.plan.model_presets import PRESETS, preset
 from agentrl.extras.plan.report import binding, lines_of
 from agentrl.extras.plan.simulate import simulate
 from agentrl.extras.plan.sweep import full_key, parse_sweep

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param_name, _validate_tag_name
 
 from agentrl.errors import ConfigError
+from agentrl.extras.trackers.background import BackgroundTracker
 from agentrl.extras.trackers.mlflow_tracker import valid_name
 from agentrl.ports import ReservedPort
 from agentrl.tracking.alarms import Alarm
 from agentrl.tracking.attempt_table import SampledAttempts
-from agentrl.tracking.background import BackgroundTracker
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.tracker import open_trackers
 from parts.tracked import MlflowRun

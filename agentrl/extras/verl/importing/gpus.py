@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from agentrl.config.model_presets import known_size
+from agentrl.extras.plan.model_presets import known_size
 from agentrl.extras.verl.importing.source import WrittenConfig
 
 MODEL_PATH = "actor_rollout_ref.model.path"

@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from agentrl.config.docs import render, type_words
 from agentrl.config.keys import iter_keys, iter_sections
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
+from agentrl.extras.plan.config_reference import render, type_words
 
-FILE = Path(__file__).parents[2] / "docs" / "config.md"
+FILE = Path(__file__).parents[3] / "docs" / "config.md"
 KEYS = [*iter_keys(Config), *iter_keys(SFTConfig)]
 
 
@@ -54,5 +54,7 @@ def test_a_bound_and_null_are_in_the_type() -> None:
     fields = dict(iter_keys(Config))
     assert type_words(fields["trainer", "steps"]) == "whole number, at least 1, or null"
     assert type_words(fields["algorithm", "kl_cov", "share"]) == "number, above 0, below 1"
-    assert type_words(fields["rollout", "weights", "transport"]) == "`disk` `distributed` `tensor`"
+    assert type_words(fields["rollout", "weights", "pause_mode"]) == "`auto` `abort` `retract` `in_place`"
+    named = "`disk` `distributed` `tensor` or an entry point of agentrl.transports"
+    assert type_words(fields["rollout", "weights", "transport"]) == named
     assert type_words(fields["learner", "optimizer", "betas"]) == "list of 2 numbers"

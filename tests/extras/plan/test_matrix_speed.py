@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from agentrl.learner.matrix_speed import MEASURE_S, measure_flops_per_s
+from agentrl.extras.plan.matrix_speed import MEASURE_S, measure_flops_per_s
 
 
 def test_the_speed_is_that_of_one_thread_and_the_number_of_threads_stays():

@@ -1,4 +1,4 @@
-"""Write docs/config.md from the schema: `python -m agentrl.config.docs [FILE]`."""
+"""Write docs/config.md from the schema: `python -m agentrl.extras.plan.config_reference [FILE]`."""
 
 from __future__ import annotations
 
