@@ -10,16 +10,6 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from agentrl.errors import DataError
 
 CONVERTED = "refs/convert/parquet"
@@ -71,6 +61,17 @@ def download(
     Raises:
         HubError: they are neither on the hub nor in its cache.
     """
+    # Loading it takes a quarter of a second in every rank and actor, few of which download anything.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
     try:
         return Path(
             snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns, **options)
