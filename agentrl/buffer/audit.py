@@ -368,7 +368,7 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: float) ->
             life.came_back[event.reason] += 1
         case EventKind.DROPPED:
             _discard_copies(found, life)
-            life.state, life.dropped_for, life.step = DROPPED, event.reason, -1
+            _drop(found, life, event.reason)
         case EventKind.CONSUMED:
             _discard_copies(found, life)
             _consume(found, life, seq, event, max_staleness)
@@ -397,6 +397,14 @@ def _discard_copies(found: Audit, life: GroupLife) -> None:
     for owner in [owner for owner in life.players if owner != life.last_owner]:
         if members := life.players.pop(owner):
             found.discarded[OUTRUN] += len(members)
+
+
+def _drop(found: Audit, life: GroupLife, reason: str) -> None:
+    step = life.step if life.state == CONSUMED else None
+    life.state, life.dropped_for, life.step = DROPPED, reason, -1
+    is_of_step = (other.state == CONSUMED and other.step == step for other in found.groups.values())
+    if step is not None and not any(is_of_step):  # the whole batch was rejected: nothing was learned
+        found.step = step - 1
 
 
 def _consume(found: Audit, life: GroupLife, seq: int, event: Event, max_staleness: float) -> None:

@@ -117,7 +117,7 @@ class RunListener:
         """The run has come to its end: its policy and its closing table are written."""
 
     def on_end(self) -> None:
-        """The run ends, for whatever reason; its processes still exist. Called if `on_start` was."""
+        """The run ends, for whatever reason; its processes still exist. Called if `on_start` succeeded."""
 
     def close(self, error: BaseException | None) -> None:
         """All processes are gone; the console is still there. error: what ended the run before its end."""
@@ -128,6 +128,8 @@ class Listeners:
 
     def __init__(self, members: Mapping[str, RunListener] | None = None) -> None:
         self._members = dict(members or {})
+        self._opened: list[str] = []
+        self._started: list[str] = []
 
     @classmethod
     def of(cls, config: Config, run_dir: RunDir, *, only: Collection[str] | None = None) -> Listeners:
@@ -144,6 +146,28 @@ class Listeners:
                     listeners._members[name] = found
         return listeners
 
+    def open(self, opened: Opened) -> None:
+        """Tell all that the folder and the console are open; `close` must follow, also after an error."""
+        for name, one in self._members.items():
+            _guarded(name, partial(one.on_open, opened))
+            self._opened.append(name)
+
+    def start(self, run: Run) -> None:
+        """Tell all that the processes are ready; `end` must follow, also after an error."""
+        for name, one in self._members.items():
+            _guarded(name, partial(one.on_start, run))
+            self._started.append(name)
+
+    def end(self) -> None:
+        """Tell those that were started that the run ends, the last first."""
+        for name in reversed(self._started):
+            _guarded(name, self._members[name].on_end)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Tell those that were opened that all processes are gone, the last first."""
+        for name in reversed(self._opened):
+            _guarded(name, partial(self._members[name].close, error))
+
     def tell(self, call: Callable[[RunListener], T]) -> list[T]:
         """Call every listener; return what they return."""
         return [_guarded(name, partial(call, one)) for name, one in self._members.items()]
@@ -159,9 +183,6 @@ class Listeners:
 
     def needed(self, step: int) -> list[Path]:
         return [file for files in self.tell(lambda one: one.needed(step)) for file in files]
-
-    def close(self, error: BaseException | None = None) -> None:
-        self.tell(lambda one: one.close(error))
 
 
 def _made(one: Registered, config: Config, run_dir: RunDir) -> RunListener | None:

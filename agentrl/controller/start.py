@@ -76,8 +76,7 @@ def open_run(config: Config) -> Iterator[Run]:
         observer = Observer(config, run_dir, resumed_at=resumed_at, listeners=listeners)
         stack.callback(observer.close)
         stack.push(lambda kind, error, trace: listeners.close(error))
-        opened = Opened(observer, resumed_at, listeners.needed)
-        listeners.tell(lambda one: one.on_open(opened))
+        listeners.open(Opened(observer, resumed_at, listeners.needed))
         if checkpoint is not None:
             say_resumed(checkpoint, config, total_steps=total_steps, say=observer.say)
         for warning in (*warnings, context_warning(config)):
@@ -130,6 +129,6 @@ def open_run(config: Config) -> Iterator[Run]:
             total_steps=plan.total_steps,
             newest_version=newest_version,
         )
-        stack.callback(listeners.tell, lambda one: one.on_end())
-        listeners.tell(lambda one: one.on_start(run))
+        stack.callback(listeners.end)
+        listeners.start(run)
         yield run

