@@ -146,24 +146,24 @@ class Listeners:
                     listeners._members[name] = found
         return listeners
 
-    def open(self, opened: Opened) -> None:
-        """Tell all that the folder and the console are open; `close` must follow, also after an error."""
+    def tell_open(self, opened: Opened) -> None:
+        """Tell all that the folder and the console are open; `tell_close` must follow, after an error too."""
         for name, one in self._members.items():
             _guarded(name, partial(one.on_open, opened))
             self._opened.append(name)
 
-    def start(self, run: Run) -> None:
-        """Tell all that the processes are ready; `end` must follow, also after an error."""
+    def tell_start(self, run: Run) -> None:
+        """Tell all that the processes are ready; `tell_end` must follow, also after an error."""
         for name, one in self._members.items():
             _guarded(name, partial(one.on_start, run))
             self._started.append(name)
 
-    def end(self) -> None:
+    def tell_end(self) -> None:
         """Tell those that were started that the run ends, the last first."""
         for name in reversed(self._started):
             _guarded(name, self._members[name].on_end)
 
-    def close(self, error: BaseException | None = None) -> None:
+    def tell_close(self, error: BaseException | None = None) -> None:
         """Tell those that were opened that all processes are gone, the last first."""
         for name in reversed(self._opened):
             _guarded(name, partial(self._members[name].close, error))

@@ -75,8 +75,8 @@ def open_run(config: Config) -> Iterator[Run]:
         resumed_at = checkpoint.step if checkpoint else None
         observer = Observer(config, run_dir, resumed_at=resumed_at, listeners=listeners)
         stack.callback(observer.close)
-        stack.push(lambda kind, error, trace: listeners.close(error))
-        listeners.open(Opened(observer, resumed_at, listeners.needed))
+        stack.push(lambda kind, error, trace: listeners.tell_close(error))
+        listeners.tell_open(Opened(observer, resumed_at, listeners.needed))
         if checkpoint is not None:
             say_resumed(checkpoint, config, total_steps=total_steps, say=observer.say)
         for warning in (*warnings, context_warning(config)):
@@ -129,6 +129,6 @@ def open_run(config: Config) -> Iterator[Run]:
             total_steps=plan.total_steps,
             newest_version=newest_version,
         )
-        stack.callback(listeners.end)
-        listeners.start(run)
+        stack.callback(listeners.tell_end)
+        listeners.tell_start(run)
         yield run

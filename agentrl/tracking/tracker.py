@@ -182,7 +182,8 @@ def open_trackers(
         wandb_mode=wandb_mode,
         mlflow_uri=mlflow_uri,
     )
-    openers = {name: partial(_open, name, run) for name in logger if name != "console"}
+    unused = ("console", "wandb") if wandb_mode == "disabled" else ("console",)
+    openers = {name: partial(_open, name, run) for name in logger if name not in unused}
     # if a later one fails to open, the terminal is released before the error is shown
     with ExitStack() as opened:
         metrics = MetricsFile(run_dir / "metrics.jsonl", restored_step=restored_step)

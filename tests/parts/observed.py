@@ -10,5 +10,5 @@ def observed(config, run_dir, *, said=None):
     observer = Observer(config, run_dir, resumed_at=None, listeners=listeners)
     if said is not None:
         observer.say = said.append
-    listeners.open(Opened(observer, None, listeners.needed))
+    listeners.tell_open(Opened(observer, None, listeners.needed))
     return observer

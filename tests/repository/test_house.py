@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from house import measure, read_modules
 
 LIMITS = {
-    "core_lines_of_code": 46_330,
+    "core_lines_of_code": 46_350,
     "extras_lines_of_code": 43_610,
     "core_modules": 478,
     "modules_of_the_largest_room": 51,
@@ -22,8 +22,8 @@ LIMITS = {
     "methods_of_the_largest_class": 45,
     "functions_reached_from_open_run": 590,
     "files_reached_from_open_run": 168,
-    "functions_reached_from_learn": 136,
-    "files_reached_from_learn": 37,
+    "functions_reached_from_learn": 141,
+    "files_reached_from_learn": 38,
     "imports_of_start": 20,
     "lines_of_start": 135,
     "config_keys": 422,

@@ -185,8 +185,8 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
         listeners = Listeners.of(config, run_dir, only=("alarms", "report"))
         observer = Observer(config, run_dir, resumed_at=resumed_at, listeners=listeners)
         stack.callback(observer.close)
-        stack.push(lambda kind, error, trace: listeners.close(error))
-        listeners.open(Opened(observer, resumed_at, listeners.needed))
+        stack.push(lambda kind, error, trace: listeners.tell_close(error))
+        listeners.tell_open(Opened(observer, resumed_at, listeners.needed))
         stack.enter_context(interruptible())
         located = config.model_copy(update={"model": resolve_model(config.model)})
         specs = RoleSpecs.of(

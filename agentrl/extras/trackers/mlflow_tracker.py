@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.errors import ConfigError
+from agentrl.extras.trackers.background import BackgroundTracker
 from agentrl.tracking.alarms import ALARMS_NAME, Alarm
 from agentrl.tracking.attempt_table import TABLE_NAME, SampledAttempts
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.redact import without_users
+from agentrl.tracking.tracker import TrackedRun
 
 # MLflow reports its use to its authors unless it is told not to.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -160,3 +162,16 @@ def _first_line(error: BaseException) -> str:
     """Return the kind and the first line of an error. MLflow's contain the URI of its server."""
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {without_users(first)[:300]}"
+
+
+def open_mlflow(run: TrackedRun) -> BackgroundTracker:
+    """Return the tracker of a run, in a thread of its own: a server may be slow."""
+    tracker = MlflowTracker(
+        run.run_dir,
+        uri=run.mlflow_uri,
+        project=run.project,
+        experiment=run.experiment,
+        config=run.config,
+        restored_step=run.restored_step,
+    )
+    return BackgroundTracker(tracker)

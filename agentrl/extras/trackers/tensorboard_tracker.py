@@ -18,6 +18,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from agentrl.tracking.alarms import ALARMS_NAME, Alarm
 from agentrl.tracking.attempt_table import TABLE_NAME, SampledAttempts
 from agentrl.tracking.metrics import StepRecord
+from agentrl.tracking.tracker import TrackedRun
 
 
 class TensorboardTracker:
@@ -66,3 +67,8 @@ def _text(tag: str, text: str) -> Summary.Value:
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
     return Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)
+
+
+def open_tensorboard(run: TrackedRun) -> TensorboardTracker:
+    """Return the tracker of a run."""
+    return TensorboardTracker(run.run_dir / "tensorboard", config=run.config, restored_step=run.restored_step)

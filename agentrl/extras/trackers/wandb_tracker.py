@@ -16,6 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.tracking.alarms import ALARMS_NAME, Alarm
 from agentrl.tracking.attempt_table import COLUMNS, TABLE_NAME, SampledAttempts
 from agentrl.tracking.metrics import StepRecord
+from agentrl.tracking.tracker import TrackedRun
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -93,3 +94,14 @@ def _run_id(path: Path) -> str:
     if not path.exists():
         path.write_text(secrets.token_hex(4))
     return path.read_text().strip()
+
+
+def open_wandb(run: TrackedRun) -> WandbTracker:
+    """Return the tracker of a run."""
+    return WandbTracker(
+        run.run_dir,
+        project=run.project,
+        experiment=run.experiment,
+        mode=run.wandb_mode,
+        config=run.config,
+    )
