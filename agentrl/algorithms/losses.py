@@ -39,7 +39,7 @@ def _dual(algorithm: AlgorithmConfig) -> str:
 
 
 PPO_CLIP = Loss(
-    "ppo_clip", f"{FUNCTIONS}:ppo_clip", options=_clip_dual, sees="token", words=_dual, bound=_clipped
+    "ppo_clip", f"{FUNCTIONS}:ppo_clip", from_config=_clip_dual, sees="token", words=_dual, bound=_clipped
 )
 
 
@@ -59,7 +59,7 @@ def _gspo_warnings(algorithm: AlgorithmConfig, updates: int) -> Iterator[str]:
 GSPO = Loss(
     "gspo",
     f"{FUNCTIONS}:gspo",
-    options=_clip,
+    from_config=_clip,
     bound=lambda a: f" of a sequence{_clipped(a)}",
     warnings=_gspo_warnings,
 )
@@ -79,7 +79,7 @@ def _gmpo_objection(algorithm: AlgorithmConfig) -> str | None:
 GMPO = Loss(
     "gmpo",
     f"{FUNCTIONS}:gmpo",
-    options=_clip,
+    from_config=_clip,
     objection=_gmpo_objection,
     bound=lambda a: (
         f" clipped to [e^-{a.clip_low:g}, e^{a.clip_high:g}], in the geometric mean of a sequence"
@@ -89,7 +89,7 @@ GMPO = Loss(
 CISPO = Loss(
     "cispo",
     f"{FUNCTIONS}:cispo",
-    options=_clip,
+    from_config=_clip,
     sees="token",
     bound=lambda a: f" bounded to [{1 - a.clip_low:g}, {1 + a.clip_high:g}] as a weight",
 )
@@ -116,7 +116,7 @@ def _reinforce_words(algorithm: AlgorithmConfig) -> str:
 REINFORCE = Loss(
     "reinforce",
     f"{FUNCTIONS}:reinforce",
-    options=_weight_rule,
+    from_config=_weight_rule,
     keys="reinforce",
     sees=_reinforce_sees,
     words=_reinforce_words,
@@ -131,12 +131,12 @@ def _gpg_warnings(algorithm: AlgorithmConfig, updates: int) -> Iterator[str]:
         )
 
 
-GPG = Loss("gpg", f"{FUNCTIONS}:gpg", options=lambda a: {}, sees="token", warnings=_gpg_warnings)
+GPG = Loss("gpg", f"{FUNCTIONS}:gpg", from_config=lambda a: {}, sees="token", warnings=_gpg_warnings)
 
 SAPO = Loss(
     "sapo",
     f"{FUNCTIONS}:sapo",
-    options=lambda a: {"tau_positive": a.sapo.tau_positive, "tau_negative": a.sapo.tau_negative},
+    from_config=lambda a: {"tau_positive": a.sapo.tau_positive, "tau_negative": a.sapo.tau_negative},
     keys="sapo",
     sees="token",
     words=lambda a: f"gates with temperature {a.sapo.tau_positive:g} (A > 0) and {a.sapo.tau_negative:g}",
@@ -151,7 +151,7 @@ def _clip_cov_words(algorithm: AlgorithmConfig) -> str:
 CLIP_COV = Loss(
     "clip_cov",
     f"{FUNCTIONS}:clip_cov",
-    options=_clip_dual,
+    from_config=_clip_dual,
     keys="clip_cov",
     sees="token",
     selects=lambda a: TokenSelection(a.clip_cov.share, "chance", a.clip_cov.lower, a.clip_cov.upper),
@@ -162,7 +162,7 @@ CLIP_COV = Loss(
 KL_COV = Loss(
     "kl_cov",
     f"{FUNCTIONS}:kl_cov",
-    options=lambda a: {"coefficient": a.kl_cov.coefficient},
+    from_config=lambda a: {"coefficient": a.kl_cov.coefficient},
     keys="kl_cov",
     sees="token",
     selects=lambda a: TokenSelection(a.kl_cov.share, "largest"),
@@ -183,5 +183,10 @@ def _dppo_words(algorithm: AlgorithmConfig) -> str:
 
 
 DPPO_TV = Loss(
-    "dppo_tv", f"{FUNCTIONS}:dppo_tv", options=_dppo_options, keys="dppo_tv", sees="token", words=_dppo_words
+    "dppo_tv",
+    f"{FUNCTIONS}:dppo_tv",
+    from_config=_dppo_options,
+    keys="dppo_tv",
+    sees="token",
+    words=_dppo_words,
 )

@@ -13,6 +13,7 @@ from agentrl.errors import PluginError
 from agentrl.plugins.sources import at_place
 
 
+@cache
 def find_loss(name: str) -> Loss:
     """Return the loss of `algorithm.policy_loss` with its function imported.
 
@@ -21,10 +22,7 @@ def find_loss(name: str) -> Loss:
             it is not a function.
     """
     loss = loss_named(name)
-    found = at_place(loss.function)
-    if isinstance(found, Loss):
-        loss, found = found, at_place(found.function)
-    return replace(loss, function=_function("policy loss", name, found))
+    return replace(loss, function=_function("policy loss", name, at_place(loss.function)))
 
 
 @cache
@@ -35,15 +33,17 @@ def find_estimator(name: str) -> Estimator:
         PluginError: as `find_loss`.
     """
     estimator = estimator_named(name)
-    found = at_place(estimator.function)
-    if isinstance(found, Estimator):
-        estimator, found = found, at_place(found.function)
-    function = _function("advantage estimator", name, found)
+    function = _function("advantage estimator", name, at_place(estimator.function))
     separate = None if estimator.separate is None else at_place(estimator.separate)
     return replace(estimator, function=function, separate=separate)
 
 
 def _function(kind: str, name: str, found: Any) -> Callable[..., Any]:
+    if isinstance(found, (Loss, Estimator)):  # a config is checked before a file is imported
+        raise PluginError(
+            f"{kind} {name!r} is a {type(found).__name__}: register it as an entry point, or name its "
+            "function"
+        )
     if not callable(found):
         raise PluginError(f"{kind} {name!r} is {type(found).__name__}, not a function")
     return found

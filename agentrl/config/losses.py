@@ -56,7 +56,7 @@ class Loss:
     function: `f(tokens: PolicyTokens, **options) -> PolicyLoss`, or its place as `module:function`, so that
     reading a config imports no torch.
     Options: the keys of `algorithm.loss_options`; None: they reach the function unchecked.
-    options: returns the function's options instead, from keys that `algorithm` has for this loss.
+    from_config: returns the function's options instead, from keys that `algorithm` has for this loss.
     keys: the section of `algorithm` that only this loss reads.
     sees: whether the loss of a token depends on the policy at that token alone, or on its whole sequence.
     selects: returns which tokens it needs selected (`PolicyTokens.is_selected`).
@@ -68,7 +68,7 @@ class Loss:
     name: str
     function: str | Callable[..., Any]
     Options: type[Section] | None = None
-    options: Callable[[AlgorithmConfig], Mapping[str, Any]] | None = None
+    from_config: Callable[[AlgorithmConfig], Mapping[str, Any]] | None = None
     keys: str | None = None
     sees: Sees | Callable[[AlgorithmConfig], Sees] = "sequence"
     selects: Callable[[AlgorithmConfig], TokenSelection | None] = _nothing
@@ -84,12 +84,12 @@ class Loss:
             ValueError: `algorithm.loss_options` are not its options.
         """
         given = algorithm.loss_options
-        if self.options is not None:
+        if self.from_config is not None:
             if given:
                 raise ValueError(
                     f"loss_options are for a policy loss of your own; {self.name} has its own keys"
                 )
-            return self.options(algorithm)
+            return self.from_config(algorithm)
         if self.Options is None:
             return given
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.errors import PluginError
 from agentrl.registered import named
 
 GROUP = "agentrl.transports"
@@ -42,5 +43,6 @@ def transport_named(name: str) -> TransportKind:
         PluginError, ConfigError: see `agentrl.registered.named`.
     """
     found = named("transport", name, group=GROUP)
-    assert isinstance(found, TransportKind), f"{GROUP} {name!r} is {found!r}, not a TransportKind"
+    if not isinstance(found, TransportKind):
+        raise PluginError(f"transport {name!r} is {type(found).__name__}, not a TransportKind")
     return found

@@ -8,6 +8,7 @@ before anything starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import AgentRLError, PluginError
+from agentrl.plugins.blame import failure_of
 from agentrl.registered import Registered, registered
 from agentrl.tracking.attempts import AttemptCounts
 from agentrl.types import Group, Lags
@@ -159,14 +161,16 @@ class Listeners:
             self._started.append(name)
 
     def tell_end(self) -> None:
-        """Tell those that were started that the run ends, the last first."""
-        for name in reversed(self._started):
-            _guarded(name, self._members[name].on_end)
+        """Tell those that were started that the run ends, the last first; all of them, also if one fails."""
+        with ExitStack() as stack:
+            for name in self._started:
+                stack.callback(_guarded, name, self._members[name].on_end)
 
     def tell_close(self, error: BaseException | None = None) -> None:
-        """Tell those that were opened that all processes are gone, the last first."""
-        for name in reversed(self._opened):
-            _guarded(name, partial(self._members[name].close, error))
+        """Tell those that were opened that all processes are gone, as `tell_end` does."""
+        with ExitStack() as stack:
+            for name in self._opened:
+                stack.callback(_guarded, name, partial(self._members[name].close, error))
 
     def tell(self, call: Callable[[RunListener], T]) -> list[T]:
         """Call every listener; return what they return."""
@@ -196,7 +200,7 @@ def _guarded(name: str, call: Callable[[], T]) -> T:
     except AgentRLError:
         raise
     except Exception as error:  # third-party code
-        raise PluginError(f"listener {name!r}: {type(error).__name__}: {error}") from error
+        raise PluginError(f"listener {name!r}: {failure_of(error)}") from error
 
 
 def _joined(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

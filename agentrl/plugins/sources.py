@@ -62,12 +62,13 @@ def at_place(place: str | Any) -> Any:
     """Return what stands at `module:name` or `file.py:name`; anything but text is returned as it is.
 
     Raises:
-        PluginError: its import fails, or it has no such name.
+        PluginError: the text is no such place, its import fails, or it has no such name.
     """
     if not isinstance(place, str):
         return place
     reference = Reference.parse(place)
-    assert reference is not None, place
+    if reference is None:
+        raise PluginError(f"{place!r} is no place of a function; write module:name or file.py:name")
     return reference.load()
 
 

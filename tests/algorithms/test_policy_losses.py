@@ -20,6 +20,7 @@ from agentrl.algorithms.policy_losses import (
 )
 from agentrl.algorithms.rules import ClipConfig, WeightRule
 from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.transports import transport_named
 from agentrl.errors import PluginError
 from agentrl.learner.policy_loss import bind_policy_loss
 from parts.built_in import POLICY_LOSSES
@@ -387,6 +388,28 @@ def test_a_loss_of_your_own(tmp_path):
     )
     with pytest.raises(PluginError, match="missing"):
         bind_policy_loss(AlgorithmConfig(policy_loss=f"{tmp_path}/mine.py:missing"))
+    (tmp_path / "object.py").write_text(
+        "from agentrl.config.losses import Loss\nLOSS = Loss('mine', 'nowhere')\n"
+    )
+    with pytest.raises(PluginError, match="is a Loss: register it as an entry point, or name its function"):
+        bind_policy_loss(AlgorithmConfig(policy_loss=f"{tmp_path}/object.py:LOSS"))
+
+
+def test_a_loss_that_names_no_place_and_a_transport_that_is_none_are_one_line(tmp_path, monkeypatch):
+    (tmp_path / "odd_module.py").write_text(
+        "from agentrl.config.losses import Loss\nLOSS = Loss('odd', 'nowhere')\nTRANSPORT = print\n"
+    )
+    info = tmp_path / "odd_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[agentrl.policy_losses]\nodd = odd_module:LOSS\n[agentrl.transports]\nodd = odd_module:TRANSPORT\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError, match="'nowhere' is no place of a function; write module:name"):
+        bind_policy_loss(AlgorithmConfig(policy_loss="odd"))
+    with pytest.raises(PluginError, match="'odd' is builtin_function_or_method, not a Transport"):
+        transport_named("odd")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from house import measure, read_modules
 
 LIMITS = {
-    "core_lines_of_code": 46_350,
+    "core_lines_of_code": 46_365,
     "extras_lines_of_code": 43_610,
     "core_modules": 478,
     "modules_of_the_largest_room": 51,
@@ -20,7 +20,7 @@ LIMITS = {
     "imports_of_extras_in_the_core": 0,
     "protocols_with_one_implementation": 20,
     "methods_of_the_largest_class": 45,
-    "functions_reached_from_open_run": 590,
+    "functions_reached_from_open_run": 602,
     "files_reached_from_open_run": 168,
     "functions_reached_from_learn": 141,
     "files_reached_from_learn": 38,

@@ -51,7 +51,8 @@ def test_a_resumed_run_continues_and_may_have_another_config(tmp_path, monkeypat
 @given(st.text(st.characters(), max_size=400))
 def test_mlflow_accepts_every_name(name):
     for validate in (_validate_metric_name, _validate_param_name, _validate_tag_name):
-        validate(valid_name(name))
+        validate(valid_name(name))  # raises
+    assert valid_name(valid_name(name)) == valid_name(name)
 
 
 @pytest.mark.parametrize("name", ["rollout/lag/p90", "val/pass@1/low", "attempts/failed_share/tool/search"])

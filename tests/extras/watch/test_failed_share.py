@@ -32,13 +32,6 @@ def failed(
     return FailedAttempt(failure, outcome, became, "t:0", "sums", "tool_agent", group, 1, 7, 1234.5)
 
 
-def tally(said: list[str], **options) -> FailureTally:
-    return FailureTally(said.append, where="run/failures.parquet", **options)
-
-
-# ---------------------------------------------------------------------------------------------------- telling
-
-
 class Watch:
     """A FailedShare whose clock is set by hand; stall_timeout_s=100: the fault must last for 10 s."""
 
@@ -152,3 +145,4 @@ def test_a_tool_that_may_be_away_ends_nothing(bound, became):
     watch = Watch(max_failed_share=bound)
     for _ in range(5):
         watch.use(SEARCH, seconds=20, num=100, num_failed=100, became=became)
+    assert watch.counts.used[SEARCH] == 500, "every attempt used the tool, and the run goes on"

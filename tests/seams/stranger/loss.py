@@ -4,6 +4,7 @@ import torch
 from pydantic import Field
 
 from agentrl.algorithms.policy_losses import PolicyLoss, PolicyTokens
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.losses import Loss
 from agentrl.config.section import Section
 
@@ -20,4 +21,8 @@ def powered(tokens: PolicyTokens, *, power: float) -> PolicyLoss:
     return PolicyLoss.of(-tokens.advantages * ratios**power, ratios)
 
 
-LOSS = Loss("powered", powered, Options, sees="token", words=lambda a: f"rho^{a.loss_options['power']:g}")
+def words(algorithm: AlgorithmConfig) -> str:
+    return f"rho^{Options(**algorithm.loss_options).power:g}"
+
+
+LOSS = Loss("powered", powered, Options, sees="token", words=words)
