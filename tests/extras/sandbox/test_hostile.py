@@ -117,8 +117,8 @@ def runtime(open_folder) -> SimpleNamespace:
         site / "agentrl/extras/sandbox",
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    for name in ("__init__.py", "errors.py", "granted.py"):
-        shutil.copy(ROOT / "agentrl" / name, site / "agentrl" / name)
+    for module in (ROOT / "agentrl").glob("*.py"):
+        shutil.copy(module, site / "agentrl" / module.name)
     driver = folder / "driver.py"
     shutil.copy(HERE / "driver.py", driver)
     return SimpleNamespace(python=python, driver=driver, libraries=folder / "python/lib")
