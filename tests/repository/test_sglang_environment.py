@@ -55,9 +55,9 @@ def test_a_build_starts_from_nothing_and_counts_only_when_it_is_whole(cache, mon
 
 
 def test_a_step_that_failed_is_one_line(tmp_path):
-    code = "print('collecting', 'packages', sep=chr(10)); raise SystemExit('no matching distribution')"
+    code = "import sys; print('collecting', 'packages', sep=chr(10)); sys.exit('no matching distribution')"
     with pytest.raises(BuildError) as failed:
-        environment.run([sys.executable, "-c", code], "install its packages", tmp_path / "build.log")
+        environment.run([sys.executable, "-u", "-c", code], "install its packages", tmp_path / "build.log")
     assert str(failed.value).startswith(
         "the SGLang environment could not install its packages: no matching distribution"
     )
