@@ -90,7 +90,7 @@ CHAT = (
     "chat/test_heads.py",
     "chat/test_forks.py",
     "chat/test_tiny.py",
-    "chat/test_formats.py",
+    "extras/formats/test_formats.py",
     "plugins/test_interactions.py",
 )
 

@@ -9,14 +9,14 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from house import measure, read_modules
 
 LIMITS = {
-    "core_lines_of_code": 46_365,
-    "extras_lines_of_code": 43_610,
-    "core_modules": 478,
+    "core_lines_of_code": 45_435,
+    "extras_lines_of_code": 44_545,
+    "core_modules": 469,
     "modules_of_the_largest_room": 51,
     "arrows_between_rooms_of_the_core": 99,
     "arrows_with_modules_that_stand_alone": 175,
     "names_across_rooms_of_the_core": 705,
-    "names_of_the_core_in_extras": 531,
+    "names_of_the_core_in_extras": 550,
     "imports_of_extras_in_the_core": 0,
     "protocols_with_one_implementation": 20,
     "methods_of_the_largest_class": 45,

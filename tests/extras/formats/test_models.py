@@ -20,7 +20,7 @@ from agentrl.chat.probes import PROBE_TOOLS, ProbeScope, generate
 from agentrl.chat.replay import ReplayedStep, replay_steps
 from agentrl.chat.template import TemplateRefusal
 
-FILE = Path(__file__).parents[1] / "chat" / "templates" / "trl_templates.py"
+FILE = Path(__file__).parents[2] / "chat" / "templates" / "trl_templates.py"
 EXAMPLES = 35 * max(1, settings().max_examples // 100)
 """Per template; `--hypothesis-profile=more` multiplies it."""
 

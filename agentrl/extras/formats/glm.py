@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 
-from agentrl.chat.formats.argument_types import swallowed, typed
 from agentrl.chat.formats.json_calls import call_with, is_portable, skip_space
 from agentrl.chat.parsing import END_THINK, THINK, ParsedPiece, SampledText, ToolFormat
+from agentrl.extras.formats.argument_types import swallowed, typed
 from agentrl.types import Message, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

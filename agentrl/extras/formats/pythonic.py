@@ -8,9 +8,9 @@ import re
 from typing import Any
 
 from agentrl.chat.formats.json_calls import TOO_DEEP, call_with, name_of, read_json, skip_space
-from agentrl.chat.formats.python_literals import MoreText, NotPython, read_calls
 from agentrl.chat.formats.writing import with_thought
 from agentrl.chat.parsing import THINK, ParsedPiece, SampledText, ToolFormat, beginnings
+from agentrl.extras.formats.python_literals import MoreText, NotPython, read_calls
 from agentrl.types import Message, ToolCall
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.chat.formats.json_calls import is_too_deep
-from agentrl.chat.formats.python_literals import NotPython, read_literal
 from agentrl.chat.parsing import Tools
+from agentrl.extras.formats.python_literals import NotPython, read_literal
 
 ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 

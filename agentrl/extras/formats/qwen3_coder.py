@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl.chat.formats.argument_types import swallowed, typed
 from agentrl.chat.formats.json_calls import call_with, is_portable, skip_space
 from agentrl.chat.formats.writing import with_thought
 from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat
+from agentrl.extras.formats.argument_types import swallowed, typed
 from agentrl.types import Message, ToolCall
 
 OPEN = "<tool_call>"
