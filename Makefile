@@ -82,13 +82,15 @@ $(SMOLLM)/model/config.json: | setup
 
 # Much of the time goes into waiting for servers and for Ray to start: four processes keep two cores busy. A file's tests stay together,
 # for they share what it started; the files keep their order, in which the long ones are not the last.
+# The core's tests are those that need no extra; what concerns all files of the repository (pages, imports, seams) is among the others.
+OTHERS = tests/repository tests/seams tests/docs tests/learner/test_one_process.py tests/extras
 QUICK_TESTS = $(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang and not gpu"
 
 test: setup ## run the core's tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
-	$(QUICK_TESTS) --ignore tests/extras $(ARGS)
+	$(QUICK_TESTS) $(addprefix --ignore ,$(OTHERS)) $(ARGS)
 
-test-extras: setup ## run those of the extras, in agentrl/extras
-	$(QUICK_TESTS) -o testpaths=tests/extras $(ARGS)
+test-extras: setup ## run those of the extras, in agentrl/extras, and those of the repository as a whole
+	$(QUICK_TESTS) -o testpaths="$(OTHERS)" $(ARGS)
 
 # Each of them trains for minutes, most of the time on one core. Those on a real SGLang belong to `test-sglang`.
 test-slow: setup ## run the tests that take minutes

@@ -38,6 +38,15 @@ print(json.dumps([entry.value for package in distributions() for entry in packag
 """
 
 
+def test_make_test_runs_what_needs_no_extra() -> None:
+    others = re.search(r"^OTHERS = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = {word.removeprefix("tests/") for word in others[1].split()}
+    of_seams = {name for name in NEEDS_EXTRAS if name.startswith("seams/")}
+    with_tests = {name for name in ABOUT_THE_REPOSITORY if any((ROOT / "tests" / name).glob("test_*.py"))}
+    assert named == {"extras", "seams", "repository", "docs"} | (NEEDS_EXTRAS.keys() - of_seams)
+    assert with_tests - named <= {"gpu"}, "its tests are marked"
+
+
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory):
     return copy_core(tmp_path_factory.mktemp("alone") / "core")
