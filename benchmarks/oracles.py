@@ -43,7 +43,7 @@ COMMON = (
 STEPS = "trainer.steps=3"
 WARM_UP = ("trainer.steps=20", "trainer.batch_size=32")
 LONGEST_S = 1200
-CLOCKS = re.compile(r"^time/|^wall_s$|_s$|per_s|memory|rss|/gib|compute/|tokens_per")
+CLOCKS = re.compile(r"^(time|idle)/|^wall_s$|_s$|per_s|memory|rss|/gib|compute/|tokens_per")
 """Metrics that no two runs share."""
 
 

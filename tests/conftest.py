@@ -16,6 +16,10 @@ from trio.testing import MockClock
 # process runs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A Ray that a test starts itself gives its workers a low priority otherwise, and they wait for the test
+# processes beside them.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 # Collecting the tests makes a million objects that stay: looking through them for garbage would take a fifth
 # of the time.
 gc.disable()
