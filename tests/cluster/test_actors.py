@@ -127,10 +127,10 @@ def test_of_many_actors_those_that_hang_cost_one_deadline_and_hide_nobody(tmp_pa
     dead.run(Shelf.pid)
     answers = [one.begin(Shelf.label, name) for name in "ab"]
     ray.get(answers, timeout=60)
+    gone = dead.begin(Shelf.wait, 60.0)  # begun before the kill: an actor may still answer what reaches it after
     dead.kill()
-    gone = dead.begin(Shelf.pid)
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(gone, timeout=60)
+        ray.get(gone, timeout=30)
     hanging = [one.begin(Shelf.wait, 60.0) for _ in range(20)]
     refs = [answers[0], *hanging, gone, answers[1]]
     start = time.monotonic()
