@@ -44,21 +44,11 @@ class CommandFamily:
 
 def core_commands() -> tuple[Command | CommandFamily, ...]:
     """Return the commands that need no extra."""
-    from agentrl.cli import configs, evaluation, pages, plugins, runs, training
+    from agentrl.cli import configs, evaluation, pages, runs, training
 
     return (
         Command("train", training.train, "agentrl train configs/quickstart.yaml trainer.steps=20", CORE),
-        Command("sft", training.sft, "agentrl sft configs/quickstart_sft.yaml", CORE),
-        Command(
-            "rm", training.rm, "agentrl rm rm.yaml model.path=MODEL data.train_files=[pairs.parquet]", CORE
-        ),
         Command("eval", evaluation.evaluate, "agentrl eval --model MODEL --on gsm8k --n 4", CORE),
-        Command(
-            "export",
-            runs.export,
-            "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported",
-            CORE,
-        ),
         CommandFamily(
             "servers", "Manage the inference servers of a running training: list, add or drain them.", CORE
         ),
@@ -78,7 +68,6 @@ def core_commands() -> tuple[Command | CommandFamily, ...]:
         ),
         Command("config list", configs.config_list, "agentrl config list"),
         Command("config show", configs.config_show, "agentrl config show recipes/gsm8k_grpo"),
-        Command("plugins", plugins.plugins, "agentrl plugins configs/quickstart.yaml", CORE),
         Command("docs", pages.docs, "agentrl docs quickstart", CORE),
     )
 

@@ -9,17 +9,16 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import ConfigFile, Debug, ForCommand, Overrides
+from agentrl.cli.options import ConfigFile, Debug, ForCommand, Overrides, schema_for
 
 
 def config_show(
     config: ConfigFile, overrides: Overrides = None, command: ForCommand = "train", debug: Debug = False
 ) -> None:
     """Print the resolved config, defaults included."""
-    from agentrl.config.compose import dump_config, load_config, load_rm_config, load_sft_config
+    from agentrl.config.compose import dump_config, load_section
 
-    loaders = {"train": load_config, "sft": load_sft_config, "rm": load_rm_config}
-    typer.echo(dump_config(loaders[command](config, overrides or [])))
+    typer.echo(dump_config(load_section(schema_for(command), config, overrides or [])))
 
 
 def config_list(

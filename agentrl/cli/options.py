@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from agentrl.errors import UserError
+from agentrl.registered import registered
+
+if TYPE_CHECKING:
+    from agentrl.config.section import Section
 
 ConfigFile = Annotated[
     str,
@@ -29,6 +35,16 @@ def _show_tracebacks(is_asked: bool) -> None:
 
 
 Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help="Show tracebacks.")]
-ForCommand = Annotated[
-    Literal["train", "sft", "rm"], typer.Option("--for", help="The command for which the config is written.")
-]
+ForCommand = Annotated[str, typer.Option("--for", help="The command for which the config is written.")]
+
+
+def schema_for(command: str) -> type[Section]:
+    """Return the schema of a command's configs, which a package registers as `agentrl.configs`.
+
+    Raises:
+        UserError: no command of this name reads a config.
+    """
+    known = registered("agentrl.configs")
+    if command not in known:
+        raise UserError(f"--for={command}: no such config; known: {', '.join(sorted(known))}")
+    return cast("type[Section]", known[command].load())

@@ -37,7 +37,6 @@ from agentrl.config.keys import unknown_keys, with_defaults
 from agentrl.config.origins import Origins, SourceFile, WrittenOverride
 from agentrl.config.schema import Config
 from agentrl.config.section import Section
-from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError, concerning
 
@@ -56,16 +55,6 @@ S = TypeVar("S", bound=Section)
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     """Load a training config; see `load_section`."""
     return load_section(Config, path, overrides)
-
-
-def load_sft_config(path: str, overrides: Sequence[str] = ()) -> SFTConfig:
-    """Load a config of supervised training; see `load_section`."""
-    return load_section(SFTConfig, path, overrides)
-
-
-def load_rm_config(path: str, overrides: Sequence[str] = ()) -> RMConfig:
-    """Load a config for training a reward model; see `load_section`."""
-    return load_section(RMConfig, path, overrides)
 
 
 def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S:

@@ -15,9 +15,8 @@ from agentrl.data.atomic_files import write_atomically
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.failures import FailureBook
 from agentrl.figures.closing import closing_of
-from agentrl.figures.trajectory_metrics import summarise_attempts
+from agentrl.figures.trajectory_metrics import constant_group_share, summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
-from agentrl.tracking.alarms import constant_group_share
 from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.tracking.closing_table import write_summary

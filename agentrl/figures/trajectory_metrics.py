@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from agentrl.data.attempt_facts import AttemptFacts
-from agentrl.types import SCORED_OUTCOMES, Lags, Outcome, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Group, Lags, Outcome, Trajectory
 
 
 def summarise_trajectories(
@@ -177,3 +178,22 @@ def _lags(scored: Sequence[AttemptFacts], lags_of: Lags) -> dict[str, float]:
 
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(np.fromiter(values, dtype=float)))
+
+
+def constant_group_share(groups: Sequence[Group]) -> float:
+    """Return the share of groups with equal rewards, in [0, 1]; group-relative advantages are 0 in them."""
+    return sum(is_constant(group) for group in groups) / len(groups) if groups else 0.0
+
+
+def is_constant(group: Group) -> float:
+    """Return 1.0 if all scored attempts have the same reward, and their conversations too, else 0.0."""
+    return float(len({_earned(t) for t in group.attempts if t.outcome in SCORED_OUTCOMES}) <= 1)
+
+
+def _earned(attempt: Any) -> tuple[Any, ...]:
+    by_conversation = (
+        (name, value)
+        for name, value in attempt.metrics.items()
+        if name.startswith("conversation/") and name.endswith("/reward")
+    )
+    return (attempt.reward, *sorted(by_conversation))

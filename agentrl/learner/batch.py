@@ -152,6 +152,14 @@ class Sample:
         ids = np.asarray(token_ids, np.int32)
         return cls(index, ids, mask, mask, zeros, zeros, segment_starts, images=images)
 
+    @classmethod
+    def pair(cls, index: int, chosen: NDArray[np.int32], rejected: NDArray[np.int32]) -> Sample:
+        """Return a pair as one sample of two segments. chosen, rejected: i32[T], at least 2 tokens each."""
+        token_ids = np.concatenate([chosen, rejected])
+        mask = np.zeros(len(token_ids), np.bool_)
+        mask[-1] = True
+        return cls.supervised(index, token_ids, mask, (0, len(chosen)))
+
 
 def images_between(images: Sequence[PlacedImage], start: int, end: int) -> tuple[PlacedImage, ...]:
     """Return the images at tokens `start` to `end`, by their positions from `start` on."""

@@ -42,7 +42,7 @@ class SupervisedObjective:
 class PreferenceObjective:
     """The Bradley-Terry loss, averaged over all pairs of the update.
 
-    A pair is one sample of two segments, the preferred one first (see `offline.supervised_data.read_pairs`).
+    A pair is one sample of two segments, the preferred one first (`Sample.pair`).
     It is never split over microbatches and is counted once, so neither packing nor the number of ranks
     matters.
     """

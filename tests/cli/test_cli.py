@@ -19,7 +19,6 @@ from agentrl.cli import main
 from agentrl.cli import pages as documentation
 from agentrl.cli.app import app
 from agentrl.config.compose import load_config
-from agentrl.data.checkpoint_files import BLOCK_BYTES, FORMAT
 from agentrl.data.input_files import check_prepared
 from parts.docs_commands import command as problems_of
 from parts.docs_names import read_project
@@ -123,24 +122,6 @@ def test_flags_show_no_type(capsys, monkeypatch) -> None:
     assert "bool" not in text
 
 
-def test_what_was_meant_by_a_checkpoint_is_named(tmp_path, capsys, monkeypatch) -> None:
-    run = tmp_path / "run"
-    for step in (1, 2):
-        folder = run / f"checkpoints/step_{step:06d}"
-        folder.mkdir(parents=True)
-        manifest = {"format": FORMAT, "step": step, "version": step, "metric": None, "files": {}}
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "block_bytes": BLOCK_BYTES}))
-    (run / "policy").mkdir()
-    (run / "policy/config.json").touch()
-    newest = run / "checkpoints/step_000002"
-    for folder, also in ((run, f", or use {run}/policy, the exported policy"), (newest.parent, "")):
-        _, text = said(capsys, monkeypatch, "export", str(folder), str(tmp_path / "out"))
-        assert text == (
-            f"error: {str(folder)!r} is not a checkpoint: it has no manifest.json; the newest is "
-            f"{newest}{also}\n"
-        )
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     words = {"COMP_WORDS": "agentrl con", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "agentrl con"}
@@ -179,8 +160,6 @@ def test_pages_are_read_without_the_repository(tmp_path: Path, monkeypatch: pyte
     assert set(documentation.pages()) == pages
     assert run("docs") == (0, (ROOT / "docs/README.md").read_text() + "\n")
     assert run("docs", "docs/quickstart.md") == (0, (ROOT / "docs/quickstart.md").read_text() + "\n")
-    boxes = "agentrl/extras/boxes/README.md"
-    assert run("docs", "boxes") == run("docs", boxes) == (0, (ROOT / boxes).read_text() + "\n")
     done = CliRunner().invoke(app, ["docs", "quickstrat"])
     assert "no page 'quickstrat' in the documentation; did you mean quickstart" in str(done.exception)
     done = CliRunner().invoke(app, ["docs", "nothere"])

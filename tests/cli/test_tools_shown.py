@@ -92,7 +92,3 @@ def test_a_command_that_plays_does_not_start(arguments, place):
     assert line.endswith(NEEDED), line
     forced = refused(*arguments[:2], "model.tool_format=hermes", *arguments[2:])
     assert f"shows no tools, so model.tool_format=hermes reads nothing; {CURE}" in forced
-
-
-def test_imitation_of_calls_that_the_prompt_does_not_show():
-    assert refused("sft", "sft.yaml").endswith(f"the chat template shows no tools; {CURE}")

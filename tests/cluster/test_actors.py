@@ -127,7 +127,9 @@ def test_of_many_actors_those_that_hang_cost_one_deadline_and_hide_nobody(tmp_pa
     dead.run(Shelf.pid)
     answers = [one.begin(Shelf.label, name) for name in "ab"]
     ray.get(answers, timeout=60)
-    gone = dead.begin(Shelf.wait, 60.0)  # begun before the kill: an actor may still answer what reaches it after
+    gone = dead.begin(
+        Shelf.wait, 60.0
+    )  # begun before the kill: an actor may still answer what reaches it after
     dead.kill()
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(gone, timeout=30)

@@ -13,7 +13,6 @@ from agentrl.cluster.pools import Seat
 from agentrl.cluster.seats import check_nsight, recorded
 from agentrl.config.profiler import NsightConfig
 from agentrl.config.schema import Config
-from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.dispatch import dispatch
 
@@ -70,11 +69,3 @@ def test_without_the_program_or_the_role_a_run_does_not_begin(monkeypatch, tmp_p
         check_nsight(NsightConfig(roles=("actor",)))
     with pytest.raises(ValidationError, match="roles names reward_model, which this run does not have"):
         Config.model_validate({"profiler": {"nsight": {"roles": ["reward_model"]}}})
-    for supervised in (SFTConfig, RMConfig):
-        assert supervised.model_validate(
-            {"profiler": {"nsight": {"roles": ["actor"]}}}
-        ).profiler.nsight.roles == ("actor",)
-        with pytest.raises(
-            ValidationError, match="roles names servers, which this run does not have; it has: actor"
-        ):
-            supervised.model_validate({"profiler": {"nsight": {"roles": ["servers"]}}})

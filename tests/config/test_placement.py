@@ -18,7 +18,6 @@ from agentrl.cluster.pools import reserve
 from agentrl.cluster.seats import reserve_seats
 from agentrl.config.placement import PlacementConfig
 from agentrl.config.schema import Config
-from agentrl.config.supervised import SFTConfig
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.learner.dispatch import dispatch
 
@@ -139,17 +138,6 @@ def test_what_is_impossible_is_refused_before_ray_starts(values, message):
         Config.model_validate(
             {"placement": values, "learner": {"world_size": 2}, "rollout": {"num_servers": 3}}
         )
-
-
-def test_supervised_training_has_the_same_pools():
-    assert (
-        SFTConfig.model_validate({"placement": {"pools": {"a": {"gpus_per_node": 1}}}}).placement.device_of(
-            "actor"
-        )
-        == "cuda"
-    )
-    with pytest.raises(ValidationError, match="its largest role, actor, uses 1 of them"):
-        SFTConfig.model_validate({"placement": {"pools": {"a": {"gpus_per_node": 2}}}})
 
 
 # ------------------------------------------------------------------------------------------- two nodes of Ray

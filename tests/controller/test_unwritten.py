@@ -1,39 +1,22 @@
 """Files that a disk does not take: said once, counted, written later; real refusals of the kernel."""
 
 import errno
-import json
 import os
-import resource
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from agentrl.config.rollout import RolloutConfig
-from agentrl.config.tracking import AlarmsConfig
 from agentrl.controller import publish
 from agentrl.controller.publish import Publishing
 from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import DiskError
-from agentrl.tracking.alarms import Alarms, rules_from
 from agentrl.tracking.console import PlainConsole, QuietConsole
 from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics
 from agentrl.tracking.tracker import Trackers
 from agentrl.tracking.unwritten import AppendedFile, UnwrittenFiles, reason
 from agentrl.weights.publish import PublishReport
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int):
-    """Have the kernel refuse to let any file of this process grow beyond `num_bytes`, as a disk that is full
-    does.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+from parts.full_disk import files_of_at_most
 
 
 @pytest.mark.parametrize("room", [0, 1, 7, 25])
@@ -94,18 +77,6 @@ def test_a_run_that_goes_back_has_each_step_once(tmp_path):
         (4, 2.0),
         (5, 2.0),
     ]
-
-
-def test_an_alarm_that_is_not_written_down_is_raised_all_the_same(tmp_path):
-    options = AlarmsConfig(window_steps=1, min_ess=0.5)
-    alarms = Alarms(rules_from(options), window_steps=1, file=tmp_path / "alarms.jsonl")
-    with files_of_at_most(0):
-        assert [alarm.rule for _, alarm in alarms.observe(1, {"learner/correction/ess": 0.1})] == ["ess_low"]
-        with pytest.raises(OSError, match="too large"):
-            alarms.write()
-    alarms.observe(2, {"learner/correction/ess": 0.9})
-    lines = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["event"]) for line in lines] == [(1, "raised"), (2, "cleared")]
 
 
 @pytest.mark.parametrize("patience_s", [600.0, -1.0])

@@ -14,11 +14,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from agentrl.cluster.user_files import user_files
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
-from agentrl.config.supervised import SFTConfig
 from agentrl.controller.start import open_run
 from agentrl.data.model_source import find_tokenizer, resolve_model
 from agentrl.errors import ConfigError
-from agentrl.offline.supervised_loop import model_with_tokenizer
 from agentrl.plugins.sources import import_source
 from parts.hub import Repository, ask_in_process, hub_with
 from parts.played_server import played_sglang
@@ -268,8 +266,3 @@ def test_a_policy_that_cannot_be_trained_is_refused_before_anything_starts(tmp_p
     with pytest.raises(ConfigError, match=f"^{message}"), open_run(Config.model_validate(sections)):
         pass
     assert not (tmp_path / "run").exists()
-
-
-def test_supervised_training_refuses_float16():
-    with pytest.raises(ConfigError, match=r"^model.dtype=float16 cannot be trained: "):
-        model_with_tokenizer(SFTConfig.model_validate({"model": {"path": "anything", "dtype": "float16"}}))

@@ -11,7 +11,7 @@ import yaml
 
 from agentrl.config.keys import iter_keys, iter_sections, unknown_keys, with_defaults
 from agentrl.config.schema import Config
-from agentrl.config.supervised import RMConfig, SFTConfig
+from agentrl.extras.supervised.config import RMConfig, SFTConfig
 from parts.docs_claims import Page
 
 ROOT = Path(__file__).parents[2]

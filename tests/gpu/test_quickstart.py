@@ -15,15 +15,16 @@ import trio
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.config.compose import load_config, load_sft_config
+from agentrl.config.compose import load_config
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.controller.credit import credit, group_attempts, leave_out_masked, with_reward
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.checked_dataset import Playable, build_dataset
 from agentrl.extras.datatools.arithmetic import write_arithmetic
+from agentrl.extras.supervised.config import load_sft_config
+from agentrl.extras.supervised.data import read_conversations
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import filler, pack
-from agentrl.offline.supervised_data import read_conversations
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.manager import AgentLoopManager

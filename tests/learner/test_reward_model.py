@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.errors import ConfigError
+from agentrl.learner.batch import Sample
 from agentrl.learner.packing import filler, pack
 from agentrl.learner.reward_model import score_segments
 from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.learner.supervised_loss import bradley_terry
-from agentrl.offline.supervised_data import pair_sample
 from parts.learner import learner_spec, lone_learner, tiny_sizes
 
 VOCABULARY = 61
@@ -50,7 +50,7 @@ def pairs(count, seed=0):
 
 def microbatches(some_pairs, max_tokens=1000):
     [shard] = pack(
-        [pair_sample(i, *pair) for i, pair in enumerate(some_pairs)],
+        [Sample.pair(i, *pair) for i, pair in enumerate(some_pairs)],
         max_tokens=max_tokens,
         world_size=1,
         may_split=False,

@@ -453,7 +453,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/learner/supervised_loss.py": (
         "learner/test_reward_model.py",
         "learner/test_lora.py",
-        "offline/test_supervised_loop.py",
+        "extras/supervised/test_supervised_loop.py",
     ),
     "agentrl/rollout/anchors.py": (*TRAJECTORIES,),
     "agentrl/rollout/conversation_line.py": (*TRAJECTORIES,),

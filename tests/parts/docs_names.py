@@ -20,7 +20,7 @@ import typer
 from agentrl.cli.app import app
 from agentrl.config.keys import iter_keys
 from agentrl.config.schema import Config
-from agentrl.config.supervised import RMConfig, SFTConfig
+from agentrl.extras.supervised.config import RMConfig, SFTConfig
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ("agentrl", "agents", "tools", "interactions", "configs")

@@ -23,7 +23,6 @@ ROWS = [
     {"cluster"},
     {"weights", "evaluation"},
     {"controller"},
-    {"offline"},
     {"cli"},
 ]
 PLUGINS = {"agents", "tools", "interactions"}

@@ -15,9 +15,11 @@ from click.testing import Result
 from transformers import AutoModelForCausalLM, Qwen2Config
 from typer.testing import CliRunner
 
+from agentrl.adapters.catalog import agent_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.cli.app import app
+from agentrl.config.agent import AgentConfig
 from agentrl.config.schema import Config
 from agentrl.controller.train import train
 from agentrl.errors import ConfigError, PluginError, UserError
@@ -245,9 +247,9 @@ def test_a_base_class_needs_neither_name_nor_methods():
         TOOL.replace('name = "shout"', "").replace("class Shout(Tool)", "class Base(Tool)")
         + "class Shout(Base):\n    name = 'shout'\n"
     )
-    result = command("plugins", "config.yaml", "agent.plugins=[mine.py]")
-    assert result.exit_code == 0, result.exception
-    assert "shout" in result.output
+    plugins = agent_plugins(AgentConfig(plugins=("mine.py",)))
+    assert "shout" in plugins.tools.names()
+    assert plugins.tools.get("shout").name == "shout"
 
 
 @pytest.mark.parametrize(
@@ -299,8 +301,9 @@ def test_two_files_with_the_same_names():
     words = "two tools have the name 'shout': mine.py:4 and yours.py:4; rename one of them"
     assert words in refused("agent.plugins=[mine.py, yours.py]")
     assert words in refused("agent.tools=['mine.py:Shout', 'yours.py:Shout']")
-    assert words in str(command("plugins", "config.yaml", "agent.plugins=[mine.py, yours.py]").exception)
-    assert command("plugins", "config.yaml", "agent.plugins=[mine.py, ./mine.py]").exit_code == 0
+    with pytest.raises(PluginError, match="two tools have the name 'shout'"):
+        agent_plugins(AgentConfig(plugins=("mine.py", "yours.py")))
+    agent_plugins(AgentConfig(plugins=("mine.py", "./mine.py")))
 
 
 @pytest.mark.parametrize(
@@ -454,7 +457,6 @@ def test_the_commands_themselves():
     words = "agent.tools: tool 'shout' (mine.py:8): `call` is not async: write `async def call`"
     for arguments in (
         ["train"],
-        ["plugins"],
         ["eval", "--model", "model", "--on", "rows.jsonl", "--out", "out"],
     ):
         result = command(arguments[0], "config.yaml", *USE_TOOL, *arguments[1:])

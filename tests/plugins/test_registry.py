@@ -17,9 +17,9 @@ from agentrl.cluster.user_files import rank_files, shipped, user_files
 from agentrl.config.agent import AgentConfig
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.data import DataConfig
+from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
-from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.data.checked_dataset import OfferedTools
 from agentrl.errors import PluginError
 from agentrl.plugins import Reference, Tool, import_source, load_plugins, locate
@@ -180,8 +180,8 @@ def test_all_files_that_a_config_names_are_shipped() -> None:
 def test_ranks_alone_get_what_they_read() -> None:
     """A replay may stand where the agents' files are gone."""
     files = {"model": {"external_lib": "own_model.py", "chat_template": "own.jinja"}}
-    for alone in (SFTConfig.model_validate(files), RMConfig.model_validate(files)):
-        assert rank_files({"model": alone.model}) == ["own_model.py", "own.jinja"]
+    alone = ModelConfig(**files["model"])
+    assert rank_files({"model": alone}) == ["own_model.py", "own.jinja"]
     run = Config.model_validate(
         {**files, "agent": {"plugins": ["a.py"]}, "algorithm": {"policy_loss": "f.py:loss"}}
     )

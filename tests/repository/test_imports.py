@@ -18,8 +18,15 @@ ROOT = Path(__file__).parents[2]
 ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "rewards"}
 
 WITH_TORCH = {
-    *("algorithms", "learner", "controller", "offline"),
-    *("extras.embedded", "extras.doctor", "extras.research", "extras.datatools"),
+    *("algorithms", "learner", "controller"),
+    *(
+        "extras.embedded",
+        "extras.export",
+        "extras.supervised",
+        "extras.doctor",
+        "extras.research",
+        "extras.datatools",
+    ),
 }
 TORCH_FILES = {
     "agentrl/extras/plan/matrix_speed.py",
@@ -35,8 +42,8 @@ STILL_TO_THE_EXTRAS = 69
 ELSEWHERE = "agentrl/extras/hubs/inside/"
 """Programs that run in the interpreters of other packages."""
 WITH_RAY = {
-    *("cluster", "controller", "offline", "cli"),
-    *("extras.doctor", "extras.research", "extras.watch"),
+    *("cluster", "controller", "cli"),
+    *("extras.supervised", "extras.doctor", "extras.research", "extras.watch"),
 }
 IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
 HEAVY = {"torch", "transformers", "ray"}

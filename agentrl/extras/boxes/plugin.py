@@ -6,6 +6,9 @@ from agentrl.extras.boxes.command import boxes
 COMMANDS = (Command("boxes", boxes, "agentrl boxes --remove", LOOK),)
 
 REGISTERS = {
+    "agentrl.closing_notes": {
+        "boxes": "agentrl.extras.boxes.closing:box_lines",
+    },
     "agentrl.commands": {
         "boxes": "agentrl.extras.boxes.plugin:COMMANDS",
     },

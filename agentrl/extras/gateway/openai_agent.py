@@ -35,9 +35,9 @@ import trio
 from pydantic import Field, model_validator
 
 from agentrl.errors import DataError, PluginError
+from agentrl.extras.hubs.variables import clean_environment
 from agentrl.plugins import AgentLoop, OpenAIEndpoint, Reference, Session
 from agentrl.plugins.options import Options, read_options
-from agentrl.plugins.variables import clean_environment
 from agentrl.types import JsonObject, Message, Task
 
 STDERR_TAIL_BYTES = 2000

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from agentrl.errors import ConfigError
 from agentrl.extras.hubs.process import HubProgram
+from agentrl.extras.hubs.variables import clean_environment
 from agentrl.plugins.options import Options
-from agentrl.plugins.variables import clean_environment
 
 
 class InterpreterOptions(Options):

@@ -16,6 +16,7 @@ from agentrl.errors import DataError, EnvironmentFailed, PluginError, ToolError
 from agentrl.extras.hubs.openenv_session import ActionRefused, Observed, OpenEnvSession, ServerFull
 from agentrl.extras.hubs.process import HubProgram, hub_process
 from agentrl.extras.hubs.shared import shared
+from agentrl.extras.hubs.variables import clean_environment, header_values
 from agentrl.plugins import (
     Attempted,
     Environment,
@@ -27,7 +28,6 @@ from agentrl.plugins import (
     tool,
 )
 from agentrl.plugins.options import Options, read_options
-from agentrl.plugins.variables import clean_environment, header_values
 from agentrl.types import JsonObject, Message
 
 KEY = "openenv"

@@ -25,7 +25,7 @@ from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, CallTool
 import agentrl.guard
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import ToolError
-from agentrl.plugins.variables import clean_environment, header_values
+from agentrl.extras.hubs.variables import clean_environment, header_values
 
 log = logging.getLogger(__name__)
 

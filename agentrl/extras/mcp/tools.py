@@ -16,10 +16,10 @@ from mcp import MCPError
 
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
+from agentrl.extras.hubs.variables import header_values
 from agentrl.extras.mcp.session import MCPSession, SharedSession
 from agentrl.plugins import Tool, ToolResult
 from agentrl.plugins.arguments import inlined
-from agentrl.plugins.variables import header_values
 from agentrl.terminal_text import CONTROL, visible
 from agentrl.types import JsonObject
 

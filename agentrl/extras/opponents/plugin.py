@@ -1,6 +1,9 @@
 """What this room registers: opponents that follow the policy."""
 
 REGISTERS = {
+    "agentrl.closing_notes": {
+        "opponents": "agentrl.extras.opponents.closing:opponent_lines",
+    },
     "agentrl.listeners": {
         "opponents": "agentrl.extras.opponents.refresh:opponents",
     },

@@ -20,8 +20,8 @@ from agentrl.config.keys import Key, iter_sections, section_type
 from agentrl.config.named_fields import NameIn
 from agentrl.config.schema import Config
 from agentrl.config.section import Section
-from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.errors import ConfigError
+from agentrl.extras.supervised.config import RMConfig, SFTConfig
 
 DEFAULT_FILE = "docs/config.md"
 

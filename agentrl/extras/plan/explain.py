@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.estimators import ESTIMATOR_KEYS
-from agentrl.config.explain_inputs import context_warning, input_warnings
+from agentrl.config.explain_inputs import context_warning
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import LoRAConfig
 from agentrl.config.model_kind import find_obstacles
@@ -19,6 +19,7 @@ from agentrl.extras.plan.explain_images import image_lines, image_warnings
 from agentrl.extras.plan.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.extras.plan.explain_memory import memory_lines
 from agentrl.extras.plan.explain_publish import publish_line
+from agentrl.extras.plan.input_warnings import input_warnings
 from agentrl.granted import granted
 
 LABEL_WIDTH = 26

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from agentrl.cli.options import ConfigFile, Debug, ForCommand, Overrides
-from agentrl.errors import concerning
+from agentrl.cli.options import ConfigFile, Debug, ForCommand, Overrides, schema_for
+from agentrl.errors import UserError, concerning
 
 if TYPE_CHECKING:
     from agentrl.config.model import ModelConfig
@@ -25,22 +25,24 @@ def config_explain(
     The exit code is 2 if a GPU is too small for what it must hold (cluster.gpu_memory_gb), or if a model in a
     local folder cannot be trained.
     """
-    from agentrl.config.compose import load_config, load_rm_config, load_sft_config
+    from agentrl.config.compose import load_section
+    from agentrl.config.schema import Config
     from agentrl.extras.plan.explain import explain
     from agentrl.extras.plan.explain_memory import refuse_too_large
     from agentrl.extras.plan.explain_supervised import explain_supervised
+    from agentrl.extras.supervised.config import RMConfig, SFTConfig
 
-    if command == "train":
-        loaded = load_config(config, overrides or [])
+    loaded = load_section(schema_for(command), config, overrides or [])
+    if isinstance(loaded, Config):
         typer.echo(explain(loaded, flops_per_s=_measured_speed(loaded)))
         refuse_too_large(loaded)
         _check_local(loaded.learner_models)
+    elif isinstance(loaded, SFTConfig | RMConfig):
+        typer.echo(explain_supervised(loaded))
+        if loaded.from_scratch.architecture == "none":
+            _check_local({"actor": loaded.model})
     else:
-        load = load_sft_config if command == "sft" else load_rm_config
-        supervised = load(config, overrides or [])
-        typer.echo(explain_supervised(supervised))
-        if supervised.from_scratch.architecture == "none":
-            _check_local({"actor": supervised.model})
+        raise UserError(f"--for={command}: there is no explanation of its configs")
 
 
 def _check_local(models: Mapping[str, ModelConfig]) -> None:

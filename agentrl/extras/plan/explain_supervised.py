@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from agentrl.config.explain_inputs import input_warnings
 from agentrl.config.storage_urls import shown_path
-from agentrl.config.supervised import RMConfig, SFTConfig
+from agentrl.extras.plan.input_warnings import input_warnings
+from agentrl.extras.supervised.config import RMConfig, SFTConfig
 
 LABEL_WIDTH = 26
 

@@ -28,9 +28,9 @@ from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
 from agentrl.data.atomic_files import write_atomically
 from agentrl.extras.research.stored_steps import StoredStep, is_fresh
+from agentrl.extras.watch.rules import finite
 from agentrl.learner.counterfactual import Counterfactual
 from agentrl.learner.learner import Learner
-from agentrl.tracking.alarms import finite
 
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "none": {"weight": "none"},

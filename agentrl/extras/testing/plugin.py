@@ -1,9 +1,11 @@
-"""What this room registers: testing of plugins."""
+"""What this room registers: writing, listing and testing plugins."""
 
 from agentrl.cli.command import PLAN, Command
 from agentrl.extras.testing.command import new, play
+from agentrl.extras.testing.plugins_command import plugins
 
 COMMANDS = (
+    Command("plugins", plugins, "agentrl plugins configs/quickstart.yaml", PLAN),
     Command("new", new, "agentrl new tool word_count --out my_plugins", PLAN),
     Command("play", play, "agentrl play configs/quickstart.yaml --row 0", PLAN),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.figures.closing import closing_table
+from agentrl.extras.view.closing import closing_table
 from agentrl.tracking.closing_table import (
     write_summary,
 )

@@ -8,7 +8,8 @@ from agentrl.config.schema import Config
 from agentrl.controller.listeners import FinishedStep, Opened, RunListener
 from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir
-from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, evidence, rules_from
+from agentrl.extras.watch.rules import AlarmRule, Alarms, evidence, rules_from
+from agentrl.tracking.alarms import Alarm
 
 
 class AlarmListener(RunListener):

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from agentrl.cli import main
 from agentrl.cli.app import app
-from agentrl.config.compose import load_sft_config
 from agentrl.data.input_files import check_prepared
 from agentrl.errors import ConfigError
+from agentrl.extras.supervised.config import load_sft_config
 from parts.docs_commands import command as problems_of
 from parts.docs_names import read_project
 
@@ -128,3 +128,9 @@ def test_a_kind_that_does_not_exist_is_one_line(capsys, monkeypatch) -> None:
     status, text = said(capsys, monkeypatch, "new", "gadget", "abc")
     line = f"Invalid value for {kinds!r}: 'gadget' is not one of {choices}; see `agentrl new --help`"
     assert (status, text) == (2, f"error: {line}\n")
+
+
+def test_the_page_of_an_extra_is_read_by_its_name() -> None:
+    boxes = "agentrl/extras/boxes/README.md"
+    by_name, by_path = (CliRunner().invoke(app, ["docs", name]) for name in ("boxes", boxes))
+    assert by_name.output == by_path.output == (ROOT / boxes).read_text() + "\n"

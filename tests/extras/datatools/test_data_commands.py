@@ -16,7 +16,6 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.cli.app import app
 from agentrl.config.data import DataConfig
 from agentrl.config.reward import REWARD_PRESETS
-from agentrl.config.supervised import RMDataConfig
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.data.trajectories import encode, write_parquet
@@ -25,7 +24,8 @@ from agentrl.extras.sandbox.code_cases import read_cases
 from agentrl.extras.storage.fetched import fetched_file, fetched_folder
 from agentrl.extras.storage.sent import send_folder
 from agentrl.extras.storage.storage import StoragePath
-from agentrl.offline.supervised_data import read_pairs
+from agentrl.extras.supervised.config import RMDataConfig
+from agentrl.extras.supervised.data import read_pairs
 from agentrl.plugins import load_plugins
 from agentrl.rewards.select import reward_of
 from agentrl.types import Task

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from agentrl.config.opponents import OpponentConfig
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError
+from agentrl.extras.opponents.closing import opponent_lines
 from agentrl.extras.opponents.refresh import OpponentRefresh
-from agentrl.figures.opponent_lines import opponent_lines
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.tracking.metrics import StepRecord
 from agentrl.types import ConversationRecord

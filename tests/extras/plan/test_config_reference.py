@@ -9,8 +9,8 @@ import yaml
 
 from agentrl.config.keys import iter_keys, iter_sections
 from agentrl.config.schema import Config
-from agentrl.config.supervised import SFTConfig
 from agentrl.extras.plan.config_reference import render, type_words
+from agentrl.extras.supervised.config import SFTConfig
 
 FILE = Path(__file__).parents[3] / "docs" / "config.md"
 KEYS = [*iter_keys(Config), *iter_keys(SFTConfig)]

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.explain_inputs import context_warning, input_warnings
+from agentrl.config.explain_inputs import context_warning
 from agentrl.config.schema import Config
 from agentrl.extras.plan.explain import RunSize, explain, find_warnings
 from agentrl.extras.plan.explain_cpu import cpu_model, memory_warning
+from agentrl.extras.plan.input_warnings import input_warnings
 
 
 def config(**sections: dict[str, Any]) -> Config:

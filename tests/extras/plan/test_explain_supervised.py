@@ -7,8 +7,8 @@ import yaml
 from typer.testing import CliRunner
 
 from agentrl.cli.app import app
-from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.extras.plan.explain_supervised import explain_supervised, find_warnings
+from agentrl.extras.supervised.config import RMConfig, SFTConfig
 
 
 def lines_of(config):

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.extras.research.compare_corrections import COLUMNS, CORRECTIONS, variants
 from agentrl.extras.research.replay import load_replay_config, replay
 from agentrl.extras.research.stored_steps import StoredSteps
-from agentrl.tracking.alarms import rules_from
+from agentrl.extras.watch.rules import rules_from
 from agentrl.tracking.metrics import read_metrics
 from agentrl.types import RewardEvent
 from parts.learner import tiny_sizes

@@ -45,7 +45,7 @@ from agentrl.extras.view.app import Pages, to_json
 from agentrl.extras.view.run import DAMAGED
 from agentrl.extras.view.sources import open_sources
 from agentrl.figures.attempts import read_attempts
-from agentrl.figures.closing import closing_table
+from agentrl.extras.view.closing import closing_table
 from agentrl.tracking.metrics import MetricsFile
 
 ROOT = Path(__file__).parents[3]

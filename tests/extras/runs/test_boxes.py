@@ -12,7 +12,7 @@ import pytest
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.extras.boxes.audit import Containers
 from agentrl.extras.boxes.leases import BoxLease
-from agentrl.figures.closing import boxes_text
+from agentrl.extras.boxes.closing import box_lines
 from agentrl.tracking.metrics import read_metrics
 from parts.box_kinds import BUBBLEWRAP_IS_HERE, IMAGE, podman_command, root, why_no_podman
 from parts.root_file_system import can_be_made
@@ -65,7 +65,8 @@ def test_a_killed_rollout_actor_leaves_no_container(world) -> None:
     records = world.records(run_dir).train
     assert records[0]["boxes/started"] > 0
     assert all(record["boxes/open"] <= OPTIONS["max_boxes"] for record in records)
-    assert boxes_text(read_metrics(run_dir / "metrics.jsonl")).startswith("boxes: ")
+    [line] = box_lines(read_metrics(run_dir / "metrics.jsonl"))
+    assert line.startswith("boxes: ")
 
 
 @pytest.mark.slow

@@ -25,7 +25,8 @@ def test_self_play_beats_the_frozen_warm_start(tmp_path):
     command = [sys.executable, "benchmarks/nim.py", "--steps=40", "--rise=0.08"]
     out, runs = tmp_path / "nim.json", tmp_path / "runs"
     # 192 games alone would be off by 0.05, as a difference of two win rates.
-    command += [f"--out={out}", f"--runs={runs}", "eval.n=4", "trainer.test_freq=20"]
+    command += [f"--out={out}", f"--runs={runs}"]
+    command += ["--overrides", "eval.n=4", "trainer.test_freq=20"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=TIMEOUT_S)
     (figures,) = json.loads(out.read_text())["runs"]
     assert sorted(map(int, figures["win_rate"])) == [0, 20, 40]

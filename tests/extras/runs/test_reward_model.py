@@ -14,10 +14,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import agentrl
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
-from agentrl.config.compose import load_rm_config
+from agentrl.extras.supervised.config import load_rm_config
 from agentrl.data.checked_dataset import OfferedTools
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.offline.supervised import train_reward_model
+from agentrl.extras.supervised.train import train_reward_model
 from agentrl.types import Task
 
 SIZES = (

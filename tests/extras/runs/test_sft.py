@@ -11,14 +11,14 @@ import pytest
 from safetensors.torch import load_file
 
 from agentrl.chat.chat import Chat
-from agentrl.config.compose import load_sft_config
+from agentrl.extras.supervised.config import load_sft_config
 from agentrl.config.model import ModelConfig
 from agentrl.data.folder_index import INDEX
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.extras.storage.fetched import fetched_folder
 from agentrl.extras.storage.storage import StoragePath
-from agentrl.offline.supervised import supervise
+from agentrl.extras.supervised.train import supervise
 
 SIZES = (
     "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "

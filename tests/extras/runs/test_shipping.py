@@ -14,8 +14,8 @@ import ray
 from agentrl.chat.template import load_template
 from agentrl.cluster.cluster import ray_session
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
-from agentrl.config.supervised import SFTConfig
-from agentrl.offline.supervised import supervise
+from agentrl.extras.supervised.config import SFTConfig
+from agentrl.extras.supervised.train import supervise
 from agentrl.plugins import load_plugins
 from agentrl.plugins.sources import SHIPPED_PACKAGE
 

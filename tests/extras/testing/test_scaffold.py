@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from agentrl.cli.app import app
 from agentrl.config.compose import load_config
 from agentrl.errors import PluginError
+from agentrl.extras.testing.listing import format_plugins, list_plugins
 from agentrl.extras.testing.scaffold import KINDS, write_plugin
 from agentrl.plugins import load_plugins
-from agentrl.plugins.listing import format_plugins, list_plugins
 
 run = CliRunner().invoke
 

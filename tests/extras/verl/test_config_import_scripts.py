@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentrl.cli.app import app
-from agentrl.config.compose import load_config, load_sft_config
+from agentrl.config.compose import load_config
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
+from agentrl.extras.supervised.config import load_sft_config
 from agentrl.extras.verl.importing.launches import source_of
 from agentrl.extras.verl.importing.script import launch_of, read_launch
 from agentrl.extras.verl.importing.shell import Shell

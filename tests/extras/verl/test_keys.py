@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.compose import load_config, load_sft_config
+from agentrl.config.compose import load_config
 from agentrl.config.keys import iter_keys, iter_sections
 from agentrl.config.schema import Config
-from agentrl.config.supervised import SFTConfig
 from agentrl.errors import ConfigError
+from agentrl.extras.supervised.config import SFTConfig, load_sft_config
 from agentrl.extras.verl.keys import MEANINGLESS, answer, targets
 from agentrl.extras.verl.renamed import RENAMED, RENAMED_IN_SFT
 

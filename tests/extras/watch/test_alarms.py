@@ -19,9 +19,11 @@ from agentrl.config.tracking import AlarmsConfig
 from agentrl.controller.listeners import FinishedStep
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
+from agentrl.extras.watch.rules import Alarms, evidence, rules_from
+from agentrl.figures.trajectory_metrics import constant_group_share
 from agentrl.tracking.metrics import StepRecord
 from agentrl.types import Group
+from parts.full_disk import files_of_at_most
 from parts.observed import observed
 from parts.trajectories import facts as only_facts
 from parts.trajectories import make_trajectory
@@ -326,3 +328,15 @@ def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for prefix, record in zip(("", "critic/"), records, strict=True):
         assert {name: record[f"learner/{prefix}{name}"] for name in own} == expected
+
+
+def test_an_alarm_that_is_not_written_down_is_raised_all_the_same(tmp_path):
+    options = AlarmsConfig(window_steps=1, min_ess=0.5)
+    alarms = Alarms(rules_from(options), window_steps=1, file=tmp_path / "alarms.jsonl")
+    with files_of_at_most(0):
+        assert [alarm.rule for _, alarm in alarms.observe(1, {"learner/correction/ess": 0.1})] == ["ess_low"]
+        with pytest.raises(OSError, match="too large"):
+            alarms.write()
+    alarms.observe(2, {"learner/correction/ess": 0.9})
+    lines = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["event"]) for line in lines] == [(1, "raised"), (2, "cleared")]

@@ -15,8 +15,8 @@ from agentrl.config.keys import iter_keys, iter_sections, with_defaults
 from agentrl.config.origins import Origins
 from agentrl.config.schema import Config
 from agentrl.config.section import Section
-from agentrl.config.supervised import SFTConfig
 from agentrl.errors import ConfigError
+from agentrl.extras.supervised.config import SFTConfig
 from agentrl.extras.verl.importing import rules_agent, rules_algorithm, rules_data, rules_model, rules_sft
 from agentrl.extras.verl.importing.findings import Dropped, NotTaken, Rule, Setting
 from agentrl.extras.verl.importing.obstacles import Obstacle, find_all

@@ -26,7 +26,7 @@ def plugins(
     from agentrl.adapters.catalog import named_plugins
     from agentrl.config.compose import load_config
     from agentrl.config.schema import Config
-    from agentrl.plugins.listing import format_plugins, list_plugins
+    from agentrl.extras.testing.listing import format_plugins, list_plugins
 
     loaded = load_config(config, overrides or []) if config else Config()
     infos = list_plugins(named_plugins(loaded.agent, loaded.reward, loaded.eval))

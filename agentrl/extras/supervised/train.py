@@ -14,13 +14,13 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.template import read_json
 from agentrl.cluster.user_files import check_files
 from agentrl.config.model import ModelConfig
-from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.data.storage import mirrored_folder
 from agentrl.errors import ConfigError
+from agentrl.extras.supervised.config import RMConfig, SFTConfig
+from agentrl.extras.supervised.data import Examples, read_conversations, read_pairs
+from agentrl.extras.supervised.loop import SupervisedJob, model_with_tokenizer, run_folder, run_job
 from agentrl.learner.score_head import ScoreHead
-from agentrl.offline.supervised_data import Examples, read_conversations, read_pairs
-from agentrl.offline.supervised_loop import SupervisedJob, model_with_tokenizer, run_folder, run_job
 
 _PADDING = ("pad_token", "unk_token", "bos_token", "eos_token")
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cluster.workers import LocalWorker
-from agentrl.config.supervised import SFTConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint
+from agentrl.extras.supervised.config import SFTConfig
+from agentrl.extras.supervised.data import Examples
+from agentrl.extras.supervised.loop import Loop, Order, SupervisedJob, SupervisedProgress
 from agentrl.learner.batch import Sample
-from agentrl.offline.supervised_data import Examples
-from agentrl.offline.supervised_loop import Loop, Order, SupervisedJob, SupervisedProgress
 from agentrl.tracking.console import QuietConsole
 from agentrl.tracking.metrics import MetricsFile, read_metrics
 from agentrl.tracking.tracker import Trackers

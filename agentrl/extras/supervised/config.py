@@ -4,12 +4,14 @@ model on pairs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.cluster import ClusterConfig, refuse_impossible_layout
+from agentrl.config.compose import load_section
 from agentrl.config.images import ImagesConfig
 from agentrl.config.learner import LearnerConfig, refuse_shared_prefix
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -235,3 +237,13 @@ class RMConfig(SupervisedConfig):
                 "learner.shared_prefix=false"
             )
         return self
+
+
+def load_sft_config(path: str, overrides: Sequence[str] = ()) -> SFTConfig:
+    """Load a config of supervised training; see `load_section`."""
+    return load_section(SFTConfig, path, overrides)
+
+
+def load_rm_config(path: str, overrides: Sequence[str] = ()) -> RMConfig:
+    """Load a config for training a reward model; see `load_section`."""
+    return load_section(RMConfig, path, overrides)

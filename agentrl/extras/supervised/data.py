@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.replay import Replay
-from agentrl.config.supervised import RMDataConfig, SFTDataConfig
 from agentrl.data.files import RawRow, file_ids, open_rows
 from agentrl.data.image_files import ImageBounds, ImageFolder
 from agentrl.data.row_images import NO_IMAGES, RowImages
@@ -22,6 +21,7 @@ from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import decoded, plain, read_object, shortened, structure
 from agentrl.data.rows import column, messages_or_text, optional_column, read_list, read_messages
 from agentrl.errors import ConfigError, DataError, PluginError, concerning
+from agentrl.extras.supervised.config import RMDataConfig, SFTDataConfig
 from agentrl.learner.batch import Sample, images_between
 from agentrl.plugins import Plugins
 from agentrl.types import JsonObject, Message
@@ -250,14 +250,6 @@ def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: 
     return _some(examples, files, what="pair", max_tokens=config.max_tokens)
 
 
-def pair_sample(index: int, chosen: NDArray[np.int32], rejected: NDArray[np.int32]) -> Sample:
-    """Return a pair as one sample of two segments. chosen, rejected: i32[T], at least 2 tokens each."""
-    token_ids = np.concatenate([chosen, rejected])
-    mask = np.zeros(len(token_ids), np.bool_)
-    mask[-1] = True
-    return Sample.supervised(index, token_ids, mask, (0, len(chosen)))
-
-
 def _compare(
     index: int, pair: tuple[NDArray[np.int32], NDArray[np.int32]], config: RMDataConfig
 ) -> tuple[Sample | None, bool]:
@@ -266,7 +258,7 @@ def _compare(
         return None, True
     # The score is read at the last token, so truncation cuts the beginning.
     chosen, rejected = (ids[-config.max_tokens :] for ids in pair)
-    return pair_sample(index, chosen, rejected), is_long
+    return Sample.pair(index, chosen, rejected), is_long
 
 
 def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str) -> list[Message]:

@@ -25,13 +25,13 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import save_checkpoint
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
+from agentrl.extras.export.export import export_checkpoint
 from agentrl.http.client import HttpClient
 from agentrl.learner import weights
+from agentrl.learner.batch import Sample
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
-from agentrl.offline.export import export_checkpoint
-from agentrl.offline.supervised_data import pair_sample
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams, TensorSpec
@@ -270,7 +270,7 @@ async def scored_and_sampled_by(url):
 def test_a_reward_model_is_exported_with_its_head(base, tmp_path, rank):
     model = ModelConfig(path=str(base), lora=LoRAConfig(rank=rank))
     pairs = [
-        pair_sample(index, np.arange(4, 9, dtype=np.int32), np.arange(5, 11, dtype=np.int32))
+        Sample.pair(index, np.arange(4, 9, dtype=np.int32), np.arange(5, 11, dtype=np.int32))
         for index in range(3)
     ]
     [packed] = pack(pairs, max_tokens=1000, world_size=1)

@@ -17,7 +17,6 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
-from agentrl.offline.supervised_data import pair_sample
 from parts.learner import learner_spec, reserved_ports, tiny_sizes
 from parts.ranks import run_program, run_ranks
 
@@ -47,7 +46,7 @@ def conversations(count):
 
 def preferences(count):
     rng = np.random.default_rng(7)
-    return [pair_sample(index, tokens(rng), tokens(rng)) for index in range(count)]
+    return [Sample.pair(index, tokens(rng), tokens(rng)) for index in range(count)]
 
 
 def play(kind, rank, world_size, port, folder):

@@ -29,7 +29,6 @@ from agentrl.cluster.workers import Workers
 from agentrl.config.compose import dump_config
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
-from agentrl.config.supervised import RMConfig, SFTConfig, SFTTrainerConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, save_checkpoint
 from agentrl.controller.learner import pack_for, start_learner
@@ -39,6 +38,9 @@ from agentrl.data.checkpoint_files import StoredFile
 from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
+from agentrl.extras.supervised.config import RMConfig, SFTConfig, SFTTrainerConfig
+from agentrl.extras.supervised.console import JobConsole
+from agentrl.extras.supervised.data import Examples
 from agentrl.interrupts import interruptible
 from agentrl.learner.architecture import check_dtype, check_kind
 from agentrl.learner.batch import Microbatch, Sample
@@ -46,8 +48,6 @@ from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import budget_metrics
 from agentrl.learner.score_head import ScoreHead
-from agentrl.offline.supervised_data import Examples
-from agentrl.tracking.job_console import JobConsole
 from agentrl.tracking.tracker import Trackers, open_trackers
 
 AnyConfig = SFTConfig | RMConfig
@@ -309,7 +309,12 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
     Raises:
         ConfigError: there is no model at `model.path`, or it cannot be trained, in this dtype or at all.
     """
-    check_prepared(config)
+    check_prepared(
+        config.trainer.prepared_by,
+        config.model.path,
+        train_files=config.data.train_files,
+        val_files=config.data.val_files,
+    )
     check_dtype(config.model)
     if config.from_scratch.architecture == "none":
         model = resolve_model(config.model)

@@ -18,10 +18,17 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
-from agentrl.config.supervised import RMConfig, RMDataConfig, SFTConfig, SFTDataConfig, SFTTrainerConfig
 from agentrl.errors import AgentRLError, DataError, PluginError
-from agentrl.offline.supervised_data import pair_sample, read_conversations, read_pairs
-from agentrl.offline.supervised_loop import Order
+from agentrl.extras.supervised.config import (
+    RMConfig,
+    RMDataConfig,
+    SFTConfig,
+    SFTDataConfig,
+    SFTTrainerConfig,
+)
+from agentrl.extras.supervised.data import read_conversations, read_pairs
+from agentrl.extras.supervised.loop import Order
+from agentrl.learner.batch import Sample
 
 SCHEMA = {
     "type": "function",
@@ -400,7 +407,7 @@ def test_texts_messages_and_whole_conversations_are_the_same_pair(tmp_path, chat
 
 
 def test_a_pair_is_one_sequence_that_counts_once():
-    sample = pair_sample(4, np.array([1, 2, 3], np.int32), np.array([4, 5], np.int32))
+    sample = Sample.pair(4, np.array([1, 2, 3], np.int32), np.array([4, 5], np.int32))
     assert sample.segment_lengths.tolist() == [3, 2]
     assert sample.loss_mask.tolist() == [False, False, False, False, True]
     assert sample.index == 4

@@ -1,0 +1,1 @@
+"""Checkpoints as models that transformers and servers load."""

@@ -1,0 +1,1 @@
+"""Supervised training: imitation of conversations, and reward models from pairs of answers."""

@@ -1,1 +1,0 @@
-"""Jobs without rollouts: imitation, reward models, replay, corrections, export, audit, import of models."""
