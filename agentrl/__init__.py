@@ -37,12 +37,7 @@ def train(config: Config) -> RunResult:
     """Run or resume a training, as `agentrl train` does. See `agentrl.controller.train`."""
     from agentrl.data.input_files import check_prepared
 
-    check_prepared(
-        config.trainer.prepared_by,
-        config.model.path,
-        train_files=config.data.train_files,
-        val_files=config.data.val_files,
-    )  # reports missing files before torch is loaded, which takes seconds
+    check_prepared(config)  # reports missing files before torch is loaded, which takes seconds
     from agentrl.heap import without_collections
 
     with without_collections():

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import agentrl
@@ -20,27 +17,8 @@ from agentrl.cli import pages as documentation
 from agentrl.cli.app import app
 from agentrl.config.compose import load_config
 from agentrl.data.input_files import check_prepared
-from parts.docs_commands import command as problems_of
-from parts.docs_names import read_project
 
 ROOT = Path(__file__).parents[2]
-
-
-def leaves(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield the words of each command that does something, and the command."""
-    below = getattr(command, "commands", None)
-    if below is None:
-        yield path, command
-        return
-    for name, one in below.items():
-        yield from leaves(one, (*path, name))
-
-
-project = functools.cache(read_project)
-"""Read by the tests that ask for it: it takes seconds, and this file is imported by every process of the
-tests.
-"""
-COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
 def run(*words: str, **env: str) -> tuple[int, str]:
@@ -63,24 +41,6 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 
 def test_version() -> None:
     assert run("--version") == (0, f"agentrl {agentrl.__version__}\n")
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_help_has_an_example_that_could_be_run(path: tuple[str, ...]) -> None:
-    status, text = run(*path, "--help")
-    example = text.rpartition("Example:")[2].strip()
-    assert status == 0
-    assert example.split()[: len(path) + 1] == ["agentrl", *path]
-    assert list(problems_of(example, project())) == []
-
-
-def test_the_page_of_commands_names_every_command() -> None:
-    page = (ROOT / "docs/commands.md").read_text()
-    assert [
-        path
-        for path in COMMANDS
-        if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in page
-    ] == []
 
 
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:

@@ -8,7 +8,6 @@ they wrote.
 import dataclasses
 import json
 import math
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,8 +36,7 @@ from agentrl.servers.process_group import (
 )
 from agentrl.types import TensorSpec
 from parts.learner import learner_spec, random_samples, reserved_ports, tiny_sizes
-from parts.programs import PROGRAM
-from parts.ranks import run_ranks
+from parts.ranks import begun_program, run_ranks
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
@@ -188,16 +186,8 @@ def one_rank(tmp_path_factory):
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
     ports = reserved_ports(3)
-    ranks = subprocess.Popen(
-        [*PROGRAM, __file__, str(folder), *map(str, ports)], stderr=subprocess.PIPE, text=True
-    )
-    try:
+    with begun_program(__file__, folder, *ports, timeout_s=TIMEOUT_S):
         received = receive(ports[-1])
-        errors = ranks.communicate(timeout=TIMEOUT_S)[1]
-        assert ranks.returncode == 0, errors
-    finally:
-        ranks.kill()
-        ranks.wait()
     save_file(received, str(folder / "received.safetensors"))
     return folder
 

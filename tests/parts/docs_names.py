@@ -19,8 +19,7 @@ import typer
 
 from agentrl.cli.app import app
 from agentrl.config.keys import iter_keys
-from agentrl.config.schema import Config
-from agentrl.extras.supervised.config import RMConfig, SFTConfig
+from agentrl.registered import all_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ("agentrl", "agents", "tools", "interactions", "configs")
@@ -114,7 +113,7 @@ class Project:
     @cached_property
     def keys(self) -> frozenset[str]:
         return frozenset(
-            ".".join(key) for schema in (Config, SFTConfig, RMConfig) for key, _ in iter_keys(schema)
+            ".".join(key) for schema in all_of("agentrl.configs") for key, _ in iter_keys(schema)
         )
 
     def has_word(self, word: str) -> bool:

@@ -1,52 +1,88 @@
-"""Ranks of a world, forked from a program that has imported what each of them needs: an import costs as much
-as a rank's work.
+"""Ranks of a world: forks of a program that has imported what each of them needs, for an import costs as much
+as a rank's work. The programs are forks too, of one process for all files (`parts.warm`).
 
-A program of its own, because a test process has threads, and what they hold stays held in a fork.
+Test processes have threads, and what these hold stays held in a fork: they fork nothing themselves.
 """
 
-import importlib
+import json
 import os
+import select
+import signal
 import subprocess
+import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from parts.programs import PROGRAM
-
-LATE = (
-    "agentrl.learner.checkpoint",
-    "peft",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "transformers.modeling_utils",
-    "transformers.models.qwen2.modeling_qwen2",
-)
-"""What a learner imports only when it is built or saved."""
+from parts import warm
 
 
 def run_ranks(calls: Iterable[tuple[Callable[..., object], tuple[Any, ...]]]) -> int:
     """Run each (function, arguments) in a fork of this process, all at once; return how many failed."""
-    for name in LATE:
-        importlib.import_module(name)
-    torch.set_num_threads(1)
     children = [_fork(function, arguments) for function, arguments in calls]
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 
 
 def run_program(file: str, *arguments: object, timeout_s: float) -> None:
     """Run a test file as a program, one thread a rank; fail with what it wrote to stderr."""
-    done = subprocess.run(
-        [*PROGRAM, file, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
+    with begun_program(file, *arguments, timeout_s=timeout_s):
+        pass
+
+
+@contextmanager
+def begun_program(file: str, *arguments: object, timeout_s: float) -> Iterator[None]:
+    """Begin to run it, and wait for its end when the block has ended; end it if the block fails."""
+    process = _warm_process(os.getpid())
+    assert process.stdin is not None
+    with tempfile.NamedTemporaryFile("r", prefix="program-") as output:
+        request = {
+            "argv": [file, *map(str, arguments)],
+            "cwd": str(Path.cwd()),
+            "environ": {**os.environ, "OMP_NUM_THREADS": "1"},
+            "stderr": output.name,
+        }
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        group = int(_line(process, timeout_s=WARM_UP_S))
+        try:
+            yield
+            status = int(_line(process, timeout_s=timeout_s))
+        except BaseException as error:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(group, signal.SIGKILL)
+            _line(process, timeout_s=WARM_UP_S)
+            if not isinstance(error, TimeoutError):
+                raise
+            raise AssertionError(f"{file} has not ended in {timeout_s} s:\n{output.read()}") from None
+        assert status == 0, output.read()
+
+
+WARM_UP_S = 120.0
+
+
+@cache
+def _warm_process(owner: int) -> "subprocess.Popen[bytes]":
+    """Start the process that forks programs: one for each process of tests; it ends with its stdin."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(warm.__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
+
+
+def _line(process: "subprocess.Popen[bytes]", *, timeout_s: float) -> bytes:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+    if not ready:
+        raise TimeoutError
+    line = process.stdout.readline()
+    assert line, f"the process that forks programs has ended: {process.wait()}"
+    return line
 
 
 def _fork(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:

@@ -309,12 +309,7 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
     Raises:
         ConfigError: there is no model at `model.path`, or it cannot be trained, in this dtype or at all.
     """
-    check_prepared(
-        config.trainer.prepared_by,
-        config.model.path,
-        train_files=config.data.train_files,
-        val_files=config.data.val_files,
-    )
+    check_prepared(config)
     check_dtype(config.model)
     if config.from_scratch.architecture == "none":
         model = resolve_model(config.model)

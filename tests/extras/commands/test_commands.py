@@ -50,6 +50,24 @@ def test_commands_come_in_the_order_of_use() -> None:
     assert names.index("train") < names.index("eval") < names.index("report") < names.index("serve")
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example_that_could_be_run(path: tuple[str, ...]) -> None:
+    status, text = run(*path, "--help")
+    example = text.rpartition("Example:")[2].strip()
+    assert status == 0
+    assert example.split()[: len(path) + 1] == ["agentrl", *path]
+    assert list(problems_of(example, project())) == []
+
+
+def test_the_page_of_commands_names_every_command() -> None:
+    page = (Path(__file__).parents[3] / "docs/commands.md").read_text()
+    assert [
+        path
+        for path in COMMANDS
+        if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in page
+    ] == []
+
+
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
     """Return exit code and standard error of a command line."""
     monkeypatch.setattr(sys, "argv", ["agentrl", *words])
@@ -133,4 +151,4 @@ def test_a_kind_that_does_not_exist_is_one_line(capsys, monkeypatch) -> None:
 def test_the_page_of_an_extra_is_read_by_its_name() -> None:
     boxes = "agentrl/extras/boxes/README.md"
     by_name, by_path = (CliRunner().invoke(app, ["docs", name]) for name in ("boxes", boxes))
-    assert by_name.output == by_path.output == (ROOT / boxes).read_text() + "\n"
+    assert by_name.output == by_path.output == (Path(__file__).parents[3] / boxes).read_text() + "\n"

@@ -75,7 +75,7 @@ def play_row(
         ServerError: no server answers, or one does not start: the policy's, or an opponent's.
     """
     key: Literal["train_files", "val_files"] = "val_files" if is_validation else "train_files"
-    check_prepared(config.trainer.prepared_by, config.model.path, **{key: getattr(config.data, key)})
+    check_prepared(config, splits=[key])
     needs_model = starts_server or model.startswith(("http://", "https://"))
     plugins = named_plugins(config.agent, config.reward, config.eval)
     sampling: Sampling = config.eval if is_validation else config.rollout
