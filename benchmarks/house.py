@@ -180,14 +180,14 @@ def rooms(modules: Mapping[str, Module]) -> dict[str, int]:
     """Return how large core and extras are, and what ties rooms to each other."""
     core = {name: module for name, module in modules.items() if not is_extra(name)}
     sizes = Counter(room_of(name) for name, module in core.items() if module.num_code_lines)
-    arrows, between, across, of_extras, upwards = set(), set(), set(), set(), 0
+    arrows, between, across, upwards = set(), set(), set(), 0
     folders = {room_of(name) for name in modules if name.count(".") > 1}
     for name, module in modules.items():
         for imported, one in names_imported(module, modules):
             own, other = room_of(name), room_of(imported)
             if is_extra(name):
-                of_extras |= set() if is_extra(imported) or not other else {one}
-            elif is_extra(imported):
+                continue
+            if is_extra(imported):
                 upwards += 1
             elif own and other and own != other:
                 arrows.add((own, other))
@@ -205,7 +205,7 @@ def rooms(modules: Mapping[str, Module]) -> dict[str, int]:
         "arrows_between_rooms_of_the_core": len(between),
         "arrows_with_modules_that_stand_alone": len(arrows),
         "names_across_rooms_of_the_core": len(across),
-        "names_of_the_core_in_extras": len(of_extras),
+        "names_of_the_core_in_extras": len(names_for_extras(modules)),
         "imports_of_extras_in_the_core": upwards,
         "protocols_with_one_implementation": len(lonely_protocols(modules)),
         "methods_of_the_largest_class": largest,
@@ -215,6 +215,17 @@ def rooms(modules: Mapping[str, Module]) -> dict[str, int]:
         "files_reached_from_learn": len({reach.module_of(one) for one in learned}),
         "imports_of_start": len(imports_of(modules["agentrl.controller.start"], modules)),
         "lines_of_start": modules["agentrl.controller.start"].num_lines,
+    }
+
+
+def names_for_extras(modules: Mapping[str, Module]) -> set[str]:
+    """Return the names of the core that extras import."""
+    return {
+        one
+        for name, module in modules.items()
+        if is_extra(name)
+        for imported, one in names_imported(module, modules)
+        if room_of(imported) and not is_extra(imported)
     }
 
 
