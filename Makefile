@@ -8,7 +8,7 @@ SMOLLM_START = $(SMOLLM)/warm_start$(if $(filter smollm_hard,$(CONFIG)),_hard)
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 CONFIG ?= smollm
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 SLOW_TEST_PROCESSES ?= 2
 BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
@@ -80,7 +80,7 @@ $(SMOLLM)/model/config.json: | setup
 	@echo "smollm: fetching SmolLM2-135M-Instruct, 93 MB (agentrl models fetch smollm2 $(@D))"
 	@$(BIN)/agentrl models fetch smollm2 $(@D)
 
-# Much of the time goes into waiting for servers and for Ray to start: four processes keep two cores busy. A file's tests stay together,
+# Much of the time goes into waiting for servers and for Ray to start: three processes keep two cores busy. A file's tests stay together,
 # for they share what it started; the files keep their order, in which the long ones are not the last.
 # The core's tests are those that need no extra; what concerns all files of the repository (pages, imports, seams) is among the others.
 OTHERS = tests/repository tests/seams tests/docs tests/learner/test_one_process.py tests/extras

@@ -363,7 +363,7 @@ free_form = st.dictionaries(
 
 # Few examples of many values each: reading a whole config takes most of the time.
 @given(kwargs=free_form, name=texts, files=st.lists(texts, max_size=6))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_every_config_survives_a_dump(
     tmp_path_factory: pytest.TempPathFactory, kwargs: Any, name: str, files: list[str]
 ) -> None:

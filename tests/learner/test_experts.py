@@ -43,20 +43,17 @@ MODELS = {
 WORLDS = {
     "one": {"world_size": 1},
     "two": {"world_size": 2},
-    "four": {"world_size": 4},
-    "copies": {"world_size": 4, "fsdp": FSDPConfig(shard_size=2)},
     "tokens": {"world_size": 2, "sequence_parallel": 2},
     "offloaded": {"world_size": 2, "offload": "parameters"},
     "recomputed": {"world_size": 2, "gradient_checkpointing": True},
 }
-PLAYED = [
-    (world, name)
-    for world in WORLDS
-    for name in MODELS
-    if world in ("one", "two") or name == "qwen3_moe tied"
-]
+SLOW_WORLDS = {"four": {"world_size": 4}, "copies": {"world_size": 4, "fsdp": FSDPConfig(shard_size=2)}}
+QWEN3 = "qwen3_moe tied"
+PLAYED = [(world, name) for world in WORLDS for name in MODELS if world in ("one", "two") or name == QWEN3]
+SLOWLY_PLAYED = [pytest.param(world, QWEN3, marks=pytest.mark.slow) for world in SLOW_WORLDS]
 ROUTER_METRICS = {f"router/{name}" for name in ("busiest", "unused", "balance", "replayed", "agreement")}
 COMPARED = [(world, name) for world, name in PLAYED if world != "one" and "bfloat16" not in name]
+COMPARED += SLOWLY_PLAYED
 
 
 def spec(path, **learner):
@@ -79,7 +76,7 @@ def play(rank, world, ports, models, folder):
     policy_model.GATHERED_BYTES = 2 * 40 * 32 * 4  # two experts at a time
     for name, port in zip(names_of(world), ports, strict=True):
         out = folder / world / name
-        options = WORLDS[world]
+        options = (WORLDS | SLOW_WORLDS)[world]
         one = Learner(spec(models / name, **options), rank=rank, address="127.0.0.1", port=port)
         one.export(str(out / "loaded"))
         size = options["world_size"] // options.get("sequence_parallel", 1)
@@ -96,7 +93,7 @@ def play(rank, world, ports, models, folder):
 
 
 def names_of(world):
-    return [name for played, name in PLAYED if played == world]
+    return [name for played, name in PLAYED if played == world] or [QWEN3]
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +107,29 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def worlds(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
-    run_program(__file__, models, folder, timeout_s=4 * TIMEOUT_S)
+    run_program(__file__, models, folder, *WORLDS, timeout_s=4 * TIMEOUT_S)
     return folder
 
 
-def main(models, folder):
+@pytest.fixture(scope="module")
+def slow_worlds(models, worlds):
+    run_program(__file__, models, worlds, *SLOW_WORLDS, timeout_s=4 * TIMEOUT_S)
+
+
+@pytest.fixture
+def played(request, worlds):
+    """The folder of all worlds, in which those that a test is about have been played."""
+    if request.node.get_closest_marker("slow"):
+        request.getfixturevalue("slow_worlds")
+    return worlds
+
+
+def main(models, folder, *worlds):
     failed = 0
-    for world, options in WORLDS.items():
+    for world in worlds:
         ports = reserved_ports(len(names_of(world)))
-        failed += run_ranks(
-            (play, (rank, world, ports, Path(models), Path(folder))) for rank in range(options["world_size"])
-        )
+        size = (WORLDS | SLOW_WORLDS)[world]["world_size"]
+        failed += run_ranks((play, (rank, world, ports, Path(models), Path(folder))) for rank in range(size))
     return failed
 
 
@@ -144,10 +153,10 @@ def saved_again(path, folder):
 # ------------------------------------------------------------------------------------------------------ names
 
 
-@pytest.mark.parametrize(("world", "name"), PLAYED)
-def test_a_loaded_model_is_exported_as_save_pretrained_writes_it(models, worlds, tmp_path, world, name):
+@pytest.mark.parametrize(("world", "name"), PLAYED + SLOWLY_PLAYED)
+def test_a_loaded_model_is_exported_as_save_pretrained_writes_it(models, played, tmp_path, world, name):
     expected = saved_again(models / name, tmp_path)
-    found = read(worlds / world / name / "loaded")
+    found = read(played / world / name / "loaded")
     assert any(".experts.3." in key for key in found)
     assert set(found) == set(expected)
     for key, tensor in expected.items():
@@ -156,10 +165,10 @@ def test_a_loaded_model_is_exported_as_save_pretrained_writes_it(models, worlds,
         assert tensor_checksum(found[key]) == tensor_checksum(tensor), key
 
 
-@pytest.mark.parametrize(("world", "name"), PLAYED)
-def test_a_trained_model_is_exported_announced_and_hashed_under_the_same_names(worlds, tmp_path, world, name):
-    exported = worlds / world / name / "trained"
-    found, seen = read(exported), facts(worlds, world, name)
+@pytest.mark.parametrize(("world", "name"), PLAYED + SLOWLY_PLAYED)
+def test_a_trained_model_is_exported_announced_and_hashed_under_the_same_names(played, tmp_path, world, name):
+    exported = played / world / name / "trained"
+    found, seen = read(exported), facts(played, world, name)
     expected = saved_again(exported, tmp_path)
     sums = {key: tensor_checksum(tensor) for key, tensor in expected.items()}
     assert {key: tensor_checksum(tensor) for key, tensor in found.items()} == sums == seen["sums"]
@@ -205,8 +214,8 @@ def test_names_do_not_depend_on_how_a_model_was_made(models):
 
 
 @pytest.mark.parametrize(("world", "name"), COMPARED)
-def test_more_ranks_make_the_same_updates(worlds, world, name):
-    one, more = facts(worlds, "one", name)["updates"], facts(worlds, world, name)["updates"]
+def test_more_ranks_make_the_same_updates(played, world, name):
+    one, more = facts(played, "one", name)["updates"], facts(played, world, name)["updates"]
     for expected, found in zip(one, more, strict=True):
         assert expected["grad_norm"] > 0
         assert {key for key in expected if key.startswith("router/")} == ROUTER_METRICS
@@ -219,8 +228,8 @@ def test_more_ranks_make_the_same_updates(worlds, world, name):
         )
         for key in alike:
             assert found[key] == pytest.approx(expected[key], rel=1e-6, abs=1e-9), key
-    expected, found = (read(worlds / w / name / "trained") for w in ("one", world))
-    loaded = read(worlds / "one" / name / "loaded")
+    expected, found = (read(played / w / name / "trained") for w in ("one", world))
+    loaded = read(played / "one" / name / "loaded")
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6)
     changed = {

@@ -70,9 +70,11 @@ CONFIGS = {
 DENSE = ("tied", "untied", "norms")
 WORLDS = {
     "two": {"world_size": 2},
+    "matrices": {"world_size": 2, "tensor_parallel": 2},
+}
+SLOW_WORLDS = {
     "copies": {"world_size": 4, "fsdp": FSDPConfig(shard_size=2)},
     "tokens": {"world_size": 2, "sequence_parallel": 2},
-    "matrices": {"world_size": 2, "tensor_parallel": 2},
     "both": {"world_size": 4, "tensor_parallel": 2},
 }
 LORA = LoRAConfig(rank=3, alpha=6.0)
@@ -163,7 +165,7 @@ def differences(module, expected):
 
 def play(rank, world, ports, models, folder):
     """Load every scene on one rank; each rank writes what differs."""
-    options = {"collective_timeout_s": TIMEOUT_S} | WORLDS[world]
+    options = {"collective_timeout_s": TIMEOUT_S} | (WORLDS | SLOW_WORLDS)[world]
     learner = LearnerConfig(**options)
     place = join_ranks(learner, rank=rank, address="127.0.0.1", port=ports[0], on="cpu")
     found = {
@@ -247,15 +249,26 @@ def write(model, folder, dtype):
 
 @pytest.fixture(scope="module")
 def worlds(models, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("worlds")
-    run_program(__file__, models, folder, timeout_s=TIMEOUT_S)
-    return folder
+    """Return a function from worlds to their folder; each of them is played when one is asked for."""
+    folder, played = tmp_path_factory.mktemp("worlds"), set()
+
+    def folder_of(group):
+        if not group.keys() <= played:
+            run_program(__file__, models, folder, *group, timeout_s=TIMEOUT_S)
+            played.update(group)
+        return folder
+
+    return folder_of
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [*WORLDS, *(pytest.param(world, marks=pytest.mark.slow) for world in SLOW_WORLDS)]
+)
 def test_what_ranks_read_is_what_transformers_loads(worlds, world):
-    for rank in range(WORLDS[world]["world_size"]):
-        found = json.loads((worlds / f"{world}_{rank}.json").read_text())
+    group = WORLDS if world in WORLDS else SLOW_WORLDS
+    folder = worlds(group)
+    for rank in range(group[world]["world_size"]):
+        found = json.loads((folder / f"{world}_{rank}.json").read_text())
         assert len(found) >= 13
         assert {name: differ for name, differ in found.items() if differ} == {}
 
@@ -572,13 +585,12 @@ class Bomb:
         return os.mkdir, (self._path,)
 
 
-def main(models, folder):
+def main(models, folder, *worlds):
     failed = 0
-    for world, options in WORLDS.items():
+    for world in worlds:
         ports = reserved_ports(2)
-        failed += run_ranks(
-            (play, (rank, world, ports, Path(models), Path(folder))) for rank in range(options["world_size"])
-        )
+        size = (WORLDS | SLOW_WORLDS)[world]["world_size"]
+        failed += run_ranks((play, (rank, world, ports, Path(models), Path(folder))) for rank in range(size))
     return failed
 
 

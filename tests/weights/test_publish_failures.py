@@ -115,8 +115,19 @@ def play(script):
     return trio.run(main)
 
 
-@pytest.mark.parametrize("transport", ["disk", "distributed"])
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "killed"])
+# A group waits for its deadline where a server stops in the middle: long, and tested with one that is killed.
+SLOWLY = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("number", "transport"),
+    [
+        pytest.param(signal.SIGSTOP, "disk", id="hangs-disk"),
+        pytest.param(signal.SIGSTOP, "distributed", id="hangs-distributed", marks=SLOWLY),
+        pytest.param(signal.SIGKILL, "disk", id="killed-disk"),
+        pytest.param(signal.SIGKILL, "distributed", id="killed-distributed"),
+    ],
+)
 def test_one_of_two_is_hit_in_the_middle(learner, supervisors, tmp_path, transport, number):
     well, hit = supervisors
     pid = hit.status().pid
@@ -171,8 +182,15 @@ async def failing_proxy(url, path, *, num_failures):
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("transport", ["disk", "distributed"])
-@pytest.mark.parametrize("num_failures", [1, 99], ids=["once", "always"])
+@pytest.mark.parametrize(
+    ("num_failures", "transport"),
+    [
+        pytest.param(1, "disk", id="once-disk"),
+        pytest.param(1, "distributed", id="once-distributed"),
+        pytest.param(99, "disk", id="always-disk"),
+        pytest.param(99, "distributed", id="always-distributed", marks=SLOWLY),
+    ],
+)
 def test_one_of_two_answers_500(learner, supervisors, tmp_path, transport, num_failures):
     first, second = (each.status().url for each in supervisors)
 
