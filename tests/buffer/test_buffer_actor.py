@@ -27,9 +27,11 @@ from agentrl.buffer.training_buffer import (
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.cluster.actors import Actor
 from agentrl.cluster.buffer import FileStore, launch_buffer
+from agentrl.cluster.cluster import ray_session
 from agentrl.cluster.remote_buffer import RemoteBuffer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
+from agentrl.config.cluster import ClusterConfig
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.model import ModelConfig
@@ -105,9 +107,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_session(ClusterConfig(num_cpus=1)):
+        yield
 
 
 def config(

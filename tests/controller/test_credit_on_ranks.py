@@ -8,11 +8,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-import ray
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from agentrl.cluster.cluster import ray_session
 from agentrl.cluster.pools import Seat
+from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess, measure_on_ranks
 from agentrl.controller.credit import credit, whitened
@@ -30,9 +31,8 @@ NUM_STEPS = 2
 
 @pytest.fixture
 def cluster():
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_session(ClusterConfig(num_cpus=1)):
+        yield
 
 
 def groups(seed, folder, *, length=60):

@@ -5,10 +5,11 @@ import signal
 
 import numpy as np
 import pytest
-import ray
 
+from agentrl.cluster.cluster import ray_session
 from agentrl.cluster.pools import Seat
 from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.cluster import ClusterConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.controller.learner import pack_for, start_learner
@@ -28,9 +29,8 @@ SIZES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_session(ClusterConfig(num_cpus=1)):
+        yield
 
 
 def start(**changes):
