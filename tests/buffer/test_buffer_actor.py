@@ -27,11 +27,9 @@ from agentrl.buffer.training_buffer import (
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.cluster.actors import Actor
 from agentrl.cluster.buffer import FileStore, launch_buffer
-from agentrl.cluster.cluster import ray_session
 from agentrl.cluster.remote_buffer import RemoteBuffer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
-from agentrl.config.cluster import ClusterConfig
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.model import ModelConfig
@@ -44,6 +42,7 @@ from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.dataset import DatasetReport
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import BufferCounts, Lease, Message, Outcome, Task, Trajectory
+from parts.local_ray import local_ray
 
 # By its place: Ray imports this file where `parts` cannot be imported.
 PLUGINS = Path(__file__).parents[1] / "parts" / "rewards.py"
@@ -107,7 +106,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with ray_session(ClusterConfig(num_cpus=1)):
+    with local_ray():
         yield
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +17,8 @@ import ray
 import trio
 
 from agentrl.cluster.actors import Actor, ActorKind, RetryPolicy, get_each
-from agentrl.cluster.cluster import ray_session
-from agentrl.config.cluster import ClusterConfig
 from agentrl.errors import ConfigError, InfrastructureError, JournalError
+from parts.local_ray import local_ray
 
 KIND = ActorKind("ShelfActor", "the shelf", timeout_s=60.0, num_threads=2, long_polls={"wait": 3})
 
@@ -71,10 +69,8 @@ class Unmakable:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    with ray_session(ClusterConfig()):
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with local_ray(__name__):
         yield
-        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def launch(folder: Path, **options) -> Actor[Shelf]:

@@ -4,12 +4,10 @@ when a rank fails.
 
 import os
 import signal
-import sys
 import threading
 import time
 
 import pytest
-import ray
 
 from agentrl.cluster.deadlines import CallDeadlines
 from agentrl.cluster.group import WorkerGroup
@@ -17,6 +15,7 @@ from agentrl.cluster.pools import Seat
 from agentrl.cluster.starting import wait_until_all_ready
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.dispatch import dispatch
+from parts.local_ray import local_ray
 
 
 class Counter:
@@ -127,12 +126,8 @@ class Meeting:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    # Ranks are other processes, which cannot import this file: they get its classes by value.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    ray.shutdown()
+    with local_ray(__name__):
+        yield
 
 
 def start(num_ranks, *, num_replicas=1, seconds=60.0):

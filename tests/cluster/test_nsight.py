@@ -4,7 +4,6 @@ import os
 import sys
 
 import pytest
-import ray
 from pydantic import ValidationError
 
 from agentrl.cluster.deadlines import CallDeadlines
@@ -15,6 +14,7 @@ from agentrl.config.profiler import NsightConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.learner.dispatch import dispatch
+from parts.local_ray import local_ray
 
 NSYS = """#!/bin/sh
 echo "$@" >> {log}
@@ -44,9 +44,7 @@ def nsys(tmp_path, monkeypatch):
 
 
 def test_the_ranks_of_a_role_run_under_nsys_in_the_same_python(nsys, tmp_path):
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
+    with local_ray(__name__):
         config = NsightConfig(roles=("actor",), options={"t": "nvtx", "stop-on-exit": "true"})
         check_nsight(config)
         seats = recorded({"actor": [Seat()], "servers": [Seat()]}, config, tmp_path / "my run")
@@ -56,9 +54,6 @@ def test_the_ranks_of_a_role_run_under_nsys_in_the_same_python(nsys, tmp_path):
             assert os.path.realpath(group.run(Idle.executable)) == os.path.realpath(sys.executable)
         finally:
             group.stop()
-    finally:
-        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-        ray.shutdown()
     assert f"profile -o {tmp_path}/my run/actor_%p --stop-on-exit=true -t nvtx python" in nsys.read_text()
 
 

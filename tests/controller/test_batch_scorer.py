@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from agentrl.errors import DiskError, RewardError
 from agentrl.plugins import load_plugins
 from agentrl.plugins.blame import failure_of
 from agentrl.types import Failure, Message, Outcome, RewardEvent, Task
+from parts.local_ray import local_ray
 from parts.trajectories import make_task, make_trajectory, stored
 
 FUNCTION = """
@@ -88,12 +88,11 @@ def config(place):
 
 @pytest.fixture(scope="module")
 def remote(config):
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    rewards = RemoteBatchRewards(is_any=True)
-    buffer = launch_buffer()  # it lives as long as this name
-    rewards.connect(launch_scorer(config, buffer, None))
-    yield rewards
-    ray.shutdown()
+    with local_ray():
+        rewards = RemoteBatchRewards(is_any=True)
+        buffer = launch_buffer()  # it lives as long as this name
+        rewards.connect(launch_scorer(config, buffer, None))
+        yield rewards
 
 
 def played(tmp_path):

@@ -11,9 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from agentrl.cluster.cluster import ray_session
 from agentrl.cluster.pools import Seat
-from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess, measure_on_ranks
 from agentrl.controller.credit import credit, whitened
@@ -23,6 +21,7 @@ from agentrl.controller.train import learn
 from agentrl.data.token_columns import column_folder
 from agentrl.types import Group, Outcome
 from parts.learner import tiny_sizes
+from parts.local_ray import local_ray
 from parts.trajectories import make_trajectory, stored
 
 VOCABULARY = 31
@@ -31,7 +30,7 @@ NUM_STEPS = 2
 
 @pytest.fixture
 def cluster():
-    with ray_session(ClusterConfig(num_cpus=1)):
+    with local_ray():
         yield
 
 

@@ -5,7 +5,6 @@ them.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.types import Failure, Message, Outcome, Task
+from parts.local_ray import local_ray
 
 
 class Player:
@@ -41,11 +41,9 @@ class Player:
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator:
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield lambda what: ray.remote(Player).options(num_cpus=0, max_concurrency=2).remote().play.remote(what)
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    ray.shutdown()
+    with local_ray(__name__):
+        player = ray.remote(Player).options(num_cpus=0, max_concurrency=2)
+        yield lambda what: player.remote().play.remote(what)
 
 
 def test_what_was_played_comes_back_and_an_actor_that_died_is_told_apart_from_one_that_failed(actors):

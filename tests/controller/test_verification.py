@@ -5,7 +5,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import ray
 
 from agentrl.cluster.pools import Seat
 from agentrl.cluster.workers import LocalWorker
@@ -29,6 +28,7 @@ from agentrl.data.checkpoint_files import (
 )
 from agentrl.errors import CheckpointError
 from agentrl.learner.learner import LearnerSpec
+from parts.local_ray import local_ray
 
 SIZES = {
     "vocab_size": 32_000,
@@ -58,7 +58,6 @@ OPENED = Opened()
 
 @pytest.fixture(scope="module")
 def ranks():
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     spec = LearnerSpec(
         ModelConfig(),
         LearnerConfig(world_size=2, microbatch_tokens=4),
@@ -69,10 +68,10 @@ def ranks():
         total_updates=10,
         from_scratch=ModelFromScratchConfig(architecture="qwen2", sizes=SIZES),
     )
-    group = start_learner(spec, [Seat()] * 2)
-    yield group
-    group.stop()
-    ray.shutdown()
+    with local_ray():
+        group = start_learner(spec, [Seat()] * 2)
+        yield group
+        group.stop()
 
 
 def test_ranks_hash_and_verify_and_the_controller_opens_no_file_of_theirs(ranks, tmp_path):

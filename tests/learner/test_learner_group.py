@@ -6,16 +6,15 @@ import signal
 import numpy as np
 import pytest
 
-from agentrl.cluster.cluster import ray_session
 from agentrl.cluster.pools import Seat
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.config.cluster import ClusterConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.controller.learner import pack_for, start_learner
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
+from parts.local_ray import local_ray
 
 SIZES = {
     "vocab_size": 32,
@@ -29,7 +28,7 @@ SIZES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    with ray_session(ClusterConfig(num_cpus=1)):
+    with local_ray():
         yield
 
 
