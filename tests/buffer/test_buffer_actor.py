@@ -106,7 +106,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with local_ray():
+    with local_ray(__name__):
         yield
 
 
