@@ -89,8 +89,6 @@ QUICK_TESTS = $(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reor
 test: setup ## run the core's tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
 	$(QUICK_TESTS) $(addprefix --ignore ,$(OTHERS)) $(ARGS)
 
-# They wait more.
-test-extras: TEST_PROCESSES := 4
 test-extras: setup ## run those of the extras, in agentrl/extras, and those of the repository as a whole
 	$(QUICK_TESTS) -o testpaths="$(OTHERS)" $(ARGS)
 

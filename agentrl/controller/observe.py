@@ -8,13 +8,13 @@ from dataclasses import asdict
 from functools import partial
 
 from agentrl.config.schema import Config
+from agentrl.controller.closing import closing_of
 from agentrl.controller.listeners import FinishedStep, Listeners
 from agentrl.controller.recording import LocalRecording, Recording
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.failures import FailureBook
-from agentrl.figures.closing import closing_of
 from agentrl.figures.trajectory_metrics import constant_group_share, summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.attempt_table import SampledAttempts

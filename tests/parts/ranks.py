@@ -54,9 +54,8 @@ def begun_program(file: str, *arguments: object, timeout_s: float) -> Iterator[N
             with suppress(ProcessLookupError):  # it has ended by itself
                 os.killpg(group, signal.SIGKILL)
             _line(process, timeout_s=WARM_UP_S)
-            if not isinstance(error, TimeoutError):
-                raise
-            raise AssertionError(f"{file} has not ended in {timeout_s} s:\n{output.read()}") from None
+            error.add_note(f"what {file} wrote:\n{output.read()}")
+            raise
         assert status == 0, output.read()
 
 
@@ -79,7 +78,7 @@ def _line(process: "subprocess.Popen[bytes]", *, timeout_s: float) -> bytes:
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], timeout_s)
     if not ready:
-        raise TimeoutError
+        raise TimeoutError(f"no end within {timeout_s:g} s")
     line = process.stdout.readline()
     assert line, f"the process that forks programs has ended: {process.wait()}"
     return line

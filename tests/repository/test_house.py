@@ -10,12 +10,12 @@ from house import measure, names_for_extras, read_modules
 
 LIMITS = {
     "core_lines_of_code": 43_995,
-    "extras_lines_of_code": 46_035,
+    "extras_lines_of_code": 46_030,
     "core_modules": 458,
     "modules_of_the_largest_room": 51,
-    "arrows_between_rooms_of_the_core": 88,
-    "arrows_with_modules_that_stand_alone": 161,
-    "names_across_rooms_of_the_core": 647,
+    "arrows_between_rooms_of_the_core": 87,
+    "arrows_with_modules_that_stand_alone": 159,
+    "names_across_rooms_of_the_core": 646,
     "names_of_the_core_in_extras": 597,
     "imports_of_extras_in_the_core": 0,
     "protocols_with_one_implementation": 20,

@@ -156,6 +156,27 @@ def test_the_loss_and_the_estimator_made_the_updates(stranger: Stranger, run: Pa
     assert "better over groups of 2" in explained.stdout
 
 
+def test_the_end_of_the_run_tells_the_notes_and_where_one_failed(run: Path) -> None:
+    summary = (run / "summary.md").read_text()
+    assert "diary: 16 attempts" in summary
+    assert (
+        "notes 'lost' of package 'stranger' failed: ZeroDivisionError: no such world (closing.py:13)"
+        in summary
+    )
+
+
+def test_a_config_of_its_own_command_is_checked_and_shown(stranger: Stranger) -> None:
+    config = stranger.folder / "walk.yaml"
+    config.write_text("")
+    shown = stranger.agentrl("config", "show", str(config), "steps=5", "--for=walk")
+    assert shown.stdout.strip() == "steps: 5", shown.stderr
+    assert (
+        "known: rm, sft, train, walk" in stranger.agentrl("config", "show", str(config), "--for=run").stderr
+    )
+    explained = stranger.agentrl("config", "explain", str(config), "--for=walk")
+    assert "--for=walk: there is no explanation of its configs" in explained.stderr
+
+
 def test_the_command_reads_the_run(stranger: Stranger, run: Path) -> None:
     said = stranger.agentrl("longest", str(run))
     assert said.returncode == 0, said.stderr

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.controller.closing import closing_of
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import failure_lines
 from agentrl.errors import CheckpointError
-from agentrl.figures.closing import closing_of
 from agentrl.tracking.closing_table import RESULT, VALIDATIONS, ClosingTable, read_result, read_validations
 from agentrl.tracking.metrics import StepRecord, read_metrics
 from agentrl.types import BufferCounts

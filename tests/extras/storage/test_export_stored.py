@@ -1,64 +1,13 @@
 """An export from object storage into object storage."""
 
-from contextlib import contextmanager
-
-import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen2Config
 from typer.testing import CliRunner
 
-from agentrl.chat.tiny import build_tiny_tokenizer, write_tiny_tokenizer
 from agentrl.cli.app import app
-from agentrl.config.model import ModelConfig
-from agentrl.config.trainer import TrainerConfig
-from agentrl.controller.saving import CheckpointWriter
 from agentrl.extras.storage.fetched import fetched_folder
 from agentrl.extras.storage.storage import StoragePath
-from agentrl.learner.packing import pack
-from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes
-
-VOCABULARY = build_tiny_tokenizer().get_vocab_size(with_added_tokens=True)
-SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A model as one has it before a run: weights, tokenizer, chat template."""
-    folder = tmp_path_factory.mktemp("base")
-    write_tiny_tokenizer(folder)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
-    model.generation_config.eos_token_id = [3, 5]
-    model.save_pretrained(folder)
-    return folder
-
-
-@contextmanager
-def learner(model):
-    with lone_learner(learner_spec(model, temperature=1.0)) as one:
-        yield one
-
-
-def microbatches():
-    return pack(random_samples(3, VOCABULARY), max_tokens=1000, world_size=1)[0]
-
-
-def checkpoint_of(model, folder):
-    """Train a little, save as a run does; return the checkpoint, the learner's log-probabilities and its own
-    export.
-    """
-    with learner(model) as one:
-        for _ in range(2):
-            one.update(one.score(microbatches()))
-        writer = CheckpointWriter(folder / "checkpoints", TrainerConfig())
-        writer.save(one, step=2, version=2, buffer_state=b"", metric=None)
-        [scored] = one.score(microbatches())
-        one.export(str(folder / "policy"))
-        one.update([scored])  # what comes after the copy is not in it
-        writer.finish()
-        writer.close()
-    return folder / "checkpoints/step_000002", scored.proximal_logprobs
+from parts.stored_checkpoint import write_base, write_checkpoint
 
 
 def same_weights(left, right):
@@ -67,15 +16,17 @@ def same_weights(left, right):
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_an_export_from_storage_into_storage_is_the_same(base, tmp_path, s3):
-    checkpoint, _ = checkpoint_of(ModelConfig(path=str(base)), tmp_path)
-    place = StoragePath.of(f"{s3.url}/step_000002")
+def test_an_export_from_storage_into_storage_is_the_same(tmp_path, s3):
+    checkpoint = write_checkpoint(write_base(tmp_path / "base"), tmp_path / "checkpoints")
+    policy = tmp_path / "policy"
+    assert CliRunner().invoke(app, ["export", str(checkpoint), str(policy)]).exit_code == 0
+    place = StoragePath.of(f"{s3.url}/step_000001")
     for path in [path for path in checkpoint.rglob("*") if path.is_file()]:
         (place / str(path.relative_to(checkpoint))).upload(path)
-    arguments = ["export", f"{s3.url}/step_000002", f"{s3.url}/out"]
+    arguments = ["export", f"{s3.url}/step_000001", f"{s3.url}/out"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    assert same_weights(fetched_folder(f"{s3.url}/out"), tmp_path / "policy")
+    assert same_weights(fetched_folder(f"{s3.url}/out"), policy)
     assert "exists and is not empty" in str(CliRunner().invoke(app, arguments).exception)
     shard = next(name for name in place.files() if name.endswith(".distcp"))
     (place / shard).write(b"another")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from agentrl.plugins.blame import failure_of
 from agentrl.registered import registered
 from agentrl.tracking.attempts import ended_in
 from agentrl.tracking.closing_table import ClosingTable, closing_rows
@@ -47,4 +48,4 @@ def _notes_of_others(records: Sequence[StepRecord]) -> Iterator[str]:
         try:
             yield from one.load()(records)
         except Exception as error:  # noqa: BLE001 - others' code must not take the table from a finished run
-            yield f"notes of {name} ({one.owner}) failed: {type(error).__name__}: {error}"
+            yield f"notes {name!r} of {one.owner} failed: {failure_of(error)}"
